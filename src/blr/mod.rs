@@ -1,0 +1,2 @@
+//! The payload of one packed linear layer: its bytes, the rank rule, and its product with activations.
+

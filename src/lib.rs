@@ -1,0 +1,21 @@
+//! lapidary cuts a language model down to about one bit a weight and shows the facets that remain.
+//!
+//! The modules in reading order; data flows one way, from the top of this list to the bottom:
+//!
+//! | module | job |
+//! |---|---|
+//! | [`device`] | memory: where bytes live |
+//! | [`ops`] | one op a file: its definition on the host, its tolerance |
+//! | [`blr`] | the payload of one packed linear layer: bytes, rank rule, product with activations |
+//! | [`model`] | checkpoints, tokenizers and the decoder with its capture points |
+//! | [`compress`] | calibration, the encoder, and the pipeline that packs a model |
+//! | [`eval`] | perplexity and divergence from the original |
+
+pub mod device;
+pub mod ops;
+
+pub mod blr;
+pub mod model;
+
+pub mod compress;
+pub mod eval;

@@ -1,0 +1,5 @@
+//! Checkpoints, tokenizers and the decoder with its capture points.
+
+pub mod tensor;
+
+pub use tensor::{RowOrder, Tensor};

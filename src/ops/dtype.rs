@@ -1,0 +1,181 @@
+use half::{bf16, f16};
+
+/// How the numbers of a stored tensor are laid out. Block formats pack 32 numbers of one row together.
+///
+/// | format | block | bytes | value |
+/// |---|---|---|---|
+/// | `Q8_0` | 32 | 34 | f16 scale d, i8 q: `d·q` |
+/// | `Q4_0` | 32 | 18 | f16 d, 4-bit q: `d·(q − 8)` |
+/// | `Q4_1` | 32 | 20 | f16 d, f16 minimum m, 4-bit q: `d·q + m` |
+///
+/// In the 4-bit formats byte k holds number k in its low half and number k + 16 in its high half
+/// (ggml's block layouts, <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    F32,
+    F16,
+    Bf16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    /// Raw bytes: a packed payload, never a weight.
+    U8,
+}
+
+impl Dtype {
+    /// Numbers in one block; rows are whole blocks.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 | Self::U8 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
+        }
+    }
+
+    /// Bytes of one block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::U8 => 1,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+        }
+    }
+
+    /// Bytes of a row of `cols` numbers; `None` where `cols` is not whole blocks or the size overflows.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        if !cols.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        (cols / self.block_len()).checked_mul(self.block_bytes())
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::U8 => "U8",
+        }
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Writes the numbers of `bytes` (whole blocks of `dtype`) to `out`, in f32.
+///
+/// # Panics
+/// When the lengths do not belong together, or for [`Dtype::U8`]: the caller has checked both when it opened the tensor.
+#[inline(always)]
+pub fn dequantise(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(Some(bytes.len()), dtype.row_bytes(out.len()), "bytes of a {dtype} row of {}", out.len());
+    match dtype {
+        Dtype::F32 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *o = f32::from_le_bytes(*b);
+            }
+        }
+        Dtype::F16 => f16_row(bytes, out),
+        Dtype::Bf16 => {
+            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *o = bf16::from_le_bytes(*b).to_f32();
+            }
+        }
+        Dtype::Q8_0 => {
+            for (o, b) in out.as_chunks_mut::<32>().0.iter_mut().zip(bytes.as_chunks::<34>().0) {
+                let d = f16_at(b, 0);
+                for (o, q) in o.iter_mut().zip(&b[2..]) {
+                    *o = d * f32::from(*q as i8);
+                }
+            }
+        }
+        Dtype::Q4_0 => {
+            for (o, b) in out.as_chunks_mut::<32>().0.iter_mut().zip(bytes.as_chunks::<18>().0) {
+                let d = f16_at(b, 0);
+                nibbles(&b[2..], o, |q| d * (q - 8.0));
+            }
+        }
+        Dtype::Q4_1 => {
+            for (o, b) in out.as_chunks_mut::<32>().0.iter_mut().zip(bytes.as_chunks::<20>().0) {
+                let (d, m) = (f16_at(b, 0), f16_at(b, 2));
+                nibbles(&b[4..], o, |q| d * q + m);
+            }
+        }
+        Dtype::U8 => panic!("U8 holds packed bytes, not numbers"),
+    }
+}
+
+#[inline(always)]
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+#[inline(always)]
+fn f16_row(bytes: &[u8], out: &mut [f32]) {
+    use half::slice::HalfFloatSliceExt;
+    let mut chunk = [f16::ZERO; 256];
+    for (o, b) in out.chunks_mut(256).zip(bytes.chunks(512)) {
+        for (h, b) in chunk.iter_mut().zip(b.as_chunks::<2>().0) {
+            *h = f16::from_le_bytes(*b);
+        }
+        chunk[..o.len()].convert_to_f32_slice(o);
+    }
+}
+
+#[inline(always)]
+fn nibbles(packed: &[u8], out: &mut [f32; 32], value: impl Fn(f32) -> f32) {
+    let (low, high) = out.split_at_mut(16);
+    for ((l, h), b) in low.iter_mut().zip(high).zip(packed) {
+        *l = value(f32::from(b & 15));
+        *h = value(f32::from(b >> 4));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_formats_hold_what_their_layout_says() {
+        let d = f16::from_f32(0.5).to_le_bytes();
+        let m = f16::from_f32(-3.0).to_le_bytes();
+        let quants: Vec<u8> = (0..16).map(|k| k | ((15 - k) << 4)).collect();
+        let low_then_high = |value: fn(f32) -> f32| -> Vec<f32> {
+            (0..16).map(|k| value(k as f32)).chain((0..16).map(|k| value(15.0 - k as f32))).collect()
+        };
+        let q8: Vec<u8> = (0..32).map(|k| (k as i8 - 16) as u8).collect();
+        let cases = [
+            (Dtype::Q4_0, [&d[..], &quants].concat(), low_then_high(|q| 0.5 * (q - 8.0))),
+            (Dtype::Q4_1, [&d[..], &m, &quants].concat(), low_then_high(|q| 0.5 * q - 3.0)),
+            (Dtype::Q8_0, [&d[..], &q8].concat(), (0..32).map(|k| 0.5 * (k as f32 - 16.0)).collect()),
+        ];
+        for (dtype, bytes, expected) in cases {
+            let mut out = vec![f32::NAN; 32];
+            dequantise(dtype, &bytes, &mut out);
+            assert_eq!(out, expected, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn halves_of_any_length_are_read() {
+        for n in [1, 7, 255, 256, 257, 600] {
+            let values: Vec<f32> = (0..n).map(|k| k as f32 * 0.25 - 3.0).collect();
+            let f16s: Vec<u8> = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+            let bf16s: Vec<u8> = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
+            let mut out = vec![f32::NAN; n];
+            dequantise(Dtype::F16, &f16s, &mut out);
+            assert_eq!(out, values);
+            dequantise(Dtype::Bf16, &bf16s, &mut out);
+            let rounded: Vec<f32> = values.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
+            assert_eq!(out, rounded);
+        }
+    }
+}
