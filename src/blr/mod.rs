@@ -1,2 +1,5 @@
 //! The payload of one packed linear layer: its bytes, the rank rule, and its product with activations.
 
+pub mod rank;
+
+pub use rank::{Budget, Clipped, Rank, rank_for};

@@ -1,0 +1,39 @@
+//! What tests need from outside the repository. A missing thing prints `not run`, and fails where the environment
+//! variable `LAPIDARY_REQUIRE` (a comma list) names it.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+
+/// A file of the shared test data: `LAPIDARY_DATA`, or the folder `shared/data` beside the repository.
+/// Required as `data`.
+pub fn data(file: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("LAPIDARY_DATA")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data"), PathBuf::from);
+    found(folder.join(file), "data")
+}
+
+/// SmolLM2-135M-Instruct as a Q4_1 GGUF: `LAPIDARY_SMOLLM2`, or the cache folder. Required as `smollm2`.
+pub fn smollm2() -> Option<PathBuf> {
+    let path = std::env::var_os("LAPIDARY_SMOLLM2").map_or_else(
+        || {
+            let home = std::env::var_os("HOME").unwrap_or_default();
+            Path::new(&home).join(".cache/lapidary/SmolLM2-135M-Instruct.Q4_1.gguf")
+        },
+        PathBuf::from,
+    );
+    found(path, "smollm2")
+}
+
+fn found(path: PathBuf, name: &str) -> Option<PathBuf> {
+    if path.is_file() {
+        return Some(path);
+    }
+    let required = std::env::var("LAPIDARY_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|r| r.trim() == name),
+        "{name} is required, but {} is missing",
+        path.display()
+    );
+    println!("not run: {} is missing", path.display());
+    None
+}
