@@ -1,2 +1,1 @@
 //! The payload of one packed linear layer: its bytes, the rank rule, and its product with activations.
-
