@@ -5,11 +5,11 @@ mod common;
 
 use faer::{Mat, MatRef};
 use lapidary::compress::context::Context;
-use lapidary::compress::encode::{Params, fit_paths, product};
+use lapidary::compress::encode::{Fit, Params, fit_paths, product};
 use lapidary::compress::factors::Path;
 use lapidary::compress::gauge::{rotate_to_signs, signs_and_magnitudes};
 use lapidary::compress::latents::Spectrum;
-use lapidary::compress::metric::{Metric, Problem, relative_error};
+use lapidary::compress::metric::{Judge, Metric, Problem};
 use lapidary::compress::refine::{flip_rows, search_columns};
 use lapidary::compress::scales::{fit_g, fit_h, fit_l, scale_sweeps};
 use serde_json::Value;
@@ -176,12 +176,14 @@ fn whole_encoder() {
         let unrefined = Params { refine: Params::dual_svid().refine, ..Params::nvg() };
         let before = fit_paths(&problem, &spectrum, count, 8, &unrefined).unwrap();
         let expected = golden.number(&format!("{name}/heldout_rel_before_refine"));
-        assert_number(before.relative_error(&problem, heldout.as_ref()), expected, STEP);
+        let rel = |fit: &Fit, gram: &Mat<f64>| {
+            Judge::new(problem.weight.as_ref(), gram.as_ref()).relative_error(fit.product().as_ref())
+        };
+        assert_number(rel(&before, &heldout), expected, STEP);
         let fit = fit_paths(&problem, &spectrum, count, 8, &Params::nvg()).unwrap();
-        let rel = |gram| fit.relative_error(&problem, gram);
         assert_number(fit.error, golden.number(&format!("{name}/err_damped")), WHOLE);
-        assert_number(rel(context.gram.as_ref()), golden.number(&format!("{name}/fit_rel")), WHOLE);
-        assert_number(rel(heldout.as_ref()), golden.number(&format!("{name}/heldout_rel")), WHOLE);
+        assert_number(rel(&fit, &context.gram), golden.number(&format!("{name}/fit_rel")), WHOLE);
+        assert_number(rel(&fit, &heldout), golden.number(&format!("{name}/heldout_rel")), WHOLE);
         assert!(fit.error < before.error);
     }
 }
@@ -212,7 +214,8 @@ fn errors_never_rise() {
             assert!(next <= error * (1.0 + 1e-12), "{next} after {error}");
             error = next;
         }
-        let rel = relative_error(problem.weight.as_ref(), product(&paths).as_ref(), context.damped.as_ref());
+        let judge = Judge::new(problem.weight.as_ref(), context.damped.as_ref());
+        let rel = judge.relative_error(product(&paths).as_ref());
         assert_number(rel, (error / problem.energy).sqrt(), STEP);
     }
 }

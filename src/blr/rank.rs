@@ -1,3 +1,5 @@
+use super::payload::Payload;
+
 /// How many bits a tensor may spend, and what the rank rule made of that.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
@@ -54,6 +56,13 @@ pub fn rank_for(m: usize, n: usize, paths: usize, budget: Budget) -> Option<Rank
 /// `P·[r(m+n) + 16(m+n) + 16r]`; the 16-byte header is not counted.
 pub fn payload_bits(m: usize, n: usize, paths: usize, rank: usize) -> u64 {
     (paths * (rank * (m + n) + 16 * (m + n) + 16 * rank)) as u64
+}
+
+impl Payload {
+    /// What this payload costs, as [`payload_bits`] counts.
+    pub fn bits(&self) -> u64 {
+        payload_bits(self.rows(), self.cols(), self.shape().paths, self.rank())
+    }
 }
 
 #[cfg(test)]

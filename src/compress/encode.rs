@@ -1,16 +1,17 @@
 use faer::{Mat, MatRef};
+use serde::{Deserialize, Serialize};
 
 use super::context::Context;
 use super::factors::Path;
 use super::gauge::{rotate_to_signs, signs_and_magnitudes};
 use super::latents::{Spectrum, SpectrumError};
-use super::metric::{Metric, Problem, relative_error};
+use super::metric::{Metric, Problem};
 use super::refine::{RefineInfo, RefineParams, refine};
 use super::scales::scale_sweeps;
 
 /// How a tensor is encoded once its rank is known. [`Params::nvg`] is the training-free encoder,
 /// [`Params::dual_svid`] the data-free baseline.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Params {
     /// Steps of the gauge rotation (weighted ITQ).
     pub gauge_steps: usize,
@@ -57,10 +58,6 @@ impl Fit {
         product(&self.paths)
     }
 
-    /// Relative error in the metric of `gram` (n x n, undamped).
-    pub fn relative_error(&self, problem: &Problem<'_>, gram: MatRef<'_, f64>) -> f64 {
-        relative_error(problem.weight.as_ref(), self.product().as_ref(), gram)
-    }
 }
 
 /// Fits `count` paths (1 or 2) of rank `rank` to the problem.

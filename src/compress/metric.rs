@@ -91,10 +91,29 @@ pub fn latent_target(problem: &Problem<'_>, paths: &[Path], lambda: &Mat<f64>, p
     target
 }
 
-/// Relative error in the metric of a Gram: `sqrt(tr((W−Ŵ)A(W−Ŵ)ᵀ) / tr(W A Wᵀ))`; all m x n, A n x n.
-pub fn relative_error(weight: MatRef<'_, f64>, fitted: MatRef<'_, f64>, gram: MatRef<'_, f64>) -> f64 {
-    let residual = weight - fitted;
-    (inner(&(&residual * gram), &residual) / inner(&(weight * gram), &weight.to_owned())).sqrt()
+/// Measures fits of one weight in the metric of one Gram, undamped: the errors that are reported.
+pub struct Judge<'a> {
+    weight: MatRef<'a, f64>,
+    gram: MatRef<'a, f64>,
+    energy: f64,
+}
+
+impl<'a> Judge<'a> {
+    /// `weight` is m x n, `gram` n x n.
+    pub fn new(weight: MatRef<'a, f64>, gram: MatRef<'a, f64>) -> Self {
+        Self { weight, gram, energy: energy(&weight.to_owned(), gram) }
+    }
+
+    /// `sqrt(err(Ŵ; A) / err(0; A))`; 0 where the weight has no energy in this metric and neither has the error.
+    pub fn relative_error(&self, fitted: MatRef<'_, f64>) -> f64 {
+        let error = energy(&(self.weight - fitted), self.gram).max(0.0);
+        if error == 0.0 { 0.0 } else { (error / self.energy).sqrt() }
+    }
+}
+
+/// tr(W A Wᵀ)
+fn energy(weight: &Mat<f64>, gram: MatRef<'_, f64>) -> f64 {
+    inner(&(weight * gram), weight)
 }
 
 /// Frobenius inner product.

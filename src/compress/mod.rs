@@ -1,10 +1,30 @@
 //! Calibration, the encoder, and the pipeline that packs a model.
+//!
+//! The encoder, in the order of its steps: [`context`], [`latents`], [`gauge`], [`scales`] (over [`factors`] and
+//! [`metric`]), [`refine`], put together by [`encode`]; [`round`] makes the payload and [`tensor`] does all of it for
+//! one tensor. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`] and [`gram`] what the layers
+//! see, [`pipeline`] goes block by block, [`journal`] keeps what is finished, [`output`] writes the folder with its
+//! [`packing`] report, [`verify`] checks one.
 
+pub mod calibration;
 pub mod context;
 pub mod encode;
 pub mod factors;
 pub mod gauge;
+pub mod gram;
+pub mod journal;
 pub mod latents;
 pub mod metric;
+pub mod observer;
+pub mod output;
+pub mod packing;
+pub mod pipeline;
+pub mod plan;
+pub mod recipe;
 pub mod refine;
+pub mod round;
 pub mod scales;
+pub mod tensor;
+pub mod verify;
+
+pub use pipeline::{PackError, PackParams, pack};

@@ -1,4 +1,5 @@
 use faer::{Mat, get_global_parallelism};
+use serde::{Deserialize, Serialize};
 
 use super::factors::Path;
 use super::metric::{Metric, Problem, latent_target};
@@ -17,7 +18,7 @@ pub struct RefineInfo {
 }
 
 /// How much refinement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefineParams {
     pub sweeps: usize,
     /// Scale sweeps after each step.

@@ -37,3 +37,8 @@ fn found(path: PathBuf, name: &str) -> Option<PathBuf> {
     println!("not run: {} is missing", path.display());
     None
 }
+
+/// A file of the embedded model, or its folder for "".
+pub fn tiny(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny").join(file)
+}

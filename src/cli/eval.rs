@@ -1,0 +1,86 @@
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use miette::{IntoDiagnostic, Result, miette};
+use serde_json::json;
+
+use lapidary::eval::{Scores, evaluate};
+use lapidary::model::text::{Text, TextError, Windows};
+
+use super::progress::bar;
+use super::{Texts, open, print, print_json};
+
+/// Perplexity of a model on a text, and its divergence from the original
+#[derive(clap::Args)]
+pub struct Args {
+    /// Hugging Face folder (packed or not) or GGUF file
+    model: PathBuf,
+    #[command(flatten)]
+    texts: Texts,
+    /// Tokens of a window
+    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(2..))]
+    window: u32,
+    /// Windows to score, from the start of the text [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    windows: Option<u32>,
+    /// The original model, to measure the divergence from
+    #[arg(long, value_name = "MODEL")]
+    against: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    if args.texts.files.is_empty() {
+        return Err(miette!("name a text to measure on with --text"));
+    }
+    let (checkpoint, model) = open(&args.model)?;
+    let original = args.against.as_deref().map(open).transpose()?.map(|(_, decoder)| decoder);
+    let text = Text::read(&args.texts.files).into_diagnostic()?;
+    let config = checkpoint.config();
+    let bos = config.bos.filter(|_| config.add_bos);
+    let tokenizer = checkpoint.tokenizer().into_diagnostic()?;
+    let mut windows = Windows::cut(&text, &tokenizer, args.window as usize, bos).into_diagnostic()?;
+    let wanted = args.windows.map_or(windows.count().max(1), |n| n as usize);
+    if windows.count() < wanted {
+        let what = format!("{wanted} windows of {} tokens", windows.len);
+        let (tokens, needed) = (windows.text_tokens, wanted * windows.len);
+        return Err(TextError::TooShort { tokens, needed, what }).into_diagnostic();
+    }
+    windows.truncate(wanted);
+
+    let progress = bar(wanted as u64, "windows");
+    let done = |scores: &Scores| {
+        progress.set_message(format!("perplexity {:.3}", scores.perplexity));
+        progress.inc(1);
+    };
+    let scores = evaluate(&model, original.as_ref(), &windows, &done).into_diagnostic()?;
+    progress.finish_and_clear();
+
+    let protocol = format!(
+        "{} windows of {} tokens, {}, {} positions scored; text tokenised once, no special tokens; mean NLL, exp",
+        scores.windows,
+        scores.window,
+        if bos.is_some() { "a start token before each" } else { "positions 2.. scored" },
+        scores.scored
+    );
+    if args.json {
+        let mut value = serde_json::to_value(&scores).into_diagnostic()?;
+        value["model"] = json!(args.model);
+        value["against"] = json!(args.against);
+        value["texts"] = json!(text.files);
+        value["protocol"] = json!(protocol);
+        print_json(&value)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut lines = vec![format!("perplexity  {:.3}", scores.perplexity)];
+    if let Some(divergence) = &scores.divergence {
+        lines.push(format!("original    {:.3}", divergence.original_perplexity));
+        lines.push(format!("mean KL     {:.4} nats (99th percentile {:.4})", divergence.mean_kl, divergence.p99_kl));
+        lines.push(format!("top-1       {:.1} % agree", 100.0 * divergence.top1_agreement));
+    }
+    lines.push(format!("protocol    {protocol}"));
+    print(&lines.join("\n"))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,123 @@
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use miette::{IntoDiagnostic, Result, WrapErr};
+
+use lapidary::compress::calibration::CalibrationParams;
+use lapidary::compress::packing::Packing;
+use lapidary::compress::plan::Plan;
+use lapidary::compress::recipe::Recipe;
+use lapidary::compress::{PackParams, pack};
+use lapidary::model::Checkpoint;
+use lapidary::model::text::Text;
+
+use super::progress::PackProgress;
+use super::{Texts, print};
+
+/// Pack a model: each linear layer becomes ±1 factors with a few scales
+#[derive(clap::Args)]
+pub struct Args {
+    /// Hugging Face folder or GGUF file
+    model: PathBuf,
+    /// Folder to write; it must not exist
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+    /// Bits a weight for every linear layer; a plan may name others
+    #[arg(long, value_name = "BITS", required_unless_present = "plan")]
+    bits: Option<f64>,
+    #[command(flatten)]
+    texts: Texts,
+    /// How tensors are encoded
+    #[arg(long, value_enum, default_value_t = RecipeArg::Nvg)]
+    recipe: RecipeArg,
+    /// Budgets by layer and tensor, a TOML file (docs/format.md)
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Tokens of a calibration window
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
+    window: u32,
+    /// Calibration tokens to fit on [default: 14848, or what the text holds]
+    #[arg(long, value_name = "N")]
+    fit_tokens: Option<usize>,
+    /// Calibration tokens to judge by, the last windows [default: 3072, or a sixth of the text]
+    #[arg(long, value_name = "N")]
+    heldout_tokens: Option<usize>,
+    /// Continue an interrupted run of the same command
+    #[arg(long)]
+    resume: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum RecipeArg {
+    /// Training-free encoder in the metric of the calibration Gram
+    Nvg,
+    /// Data-free baseline
+    DualSvid,
+}
+
+pub fn run(args: Args) -> Result<ExitCode> {
+    let began = Instant::now();
+    let checkpoint = Checkpoint::open(&args.model).into_diagnostic()?;
+    let plan = match (&args.plan, args.bits) {
+        (Some(file), bits) => {
+            let text = std::fs::read_to_string(file).into_diagnostic().wrap_err_with(|| file.display().to_string())?;
+            Plan::from_toml(&text, bits).into_diagnostic().wrap_err_with(|| file.display().to_string())?
+        }
+        (None, bits) => Plan::uniform(bits.unwrap_or(1.0)),
+    };
+    let text = match args.texts.files.as_slice() {
+        [] => None,
+        files => Some(Text::read(files).into_diagnostic()?),
+    };
+    let params = PackParams {
+        output: args.output.clone(),
+        plan,
+        recipe: match args.recipe {
+            RecipeArg::Nvg => Recipe::nvg(),
+            RecipeArg::DualSvid => Recipe::dual_svid(),
+        },
+        text,
+        calibration: CalibrationParams {
+            window: args.window as usize,
+            fit_tokens: args.fit_tokens,
+            heldout_tokens: args.heldout_tokens,
+        },
+        resume: args.resume,
+    };
+    let progress = PackProgress::new(std::io::stderr().is_terminal());
+    let packing = pack(&checkpoint, params, &progress).into_diagnostic()?;
+    print(&summary(&packing, &args.output, began.elapsed().as_secs_f64()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String {
+    let totals = &packing.totals;
+    let mut lines = vec![format!(
+        "packed {} of {} linear layers in {}",
+        totals.packed_tensors,
+        totals.packed_tensors + totals.dense_tensors,
+        duration(seconds)
+    )];
+    lines.push(format!(
+        "body   {:.3} bits a weight (asked for {:.3}), {} weights",
+        totals.body_bits, totals.requested_bits, totals.packed_weights
+    ));
+    lines.push(format!("model  {:.3} bits a weight, everything counted", totals.model_bits));
+    if let (Some(fit), Some(heldout)) = (totals.mean_fit_rel, totals.mean_heldout_rel) {
+        lines.push(format!("error  {heldout:.4} of the output on held-out text, {fit:.4} on the text fitted to (mean over layers)"));
+    }
+    let dense: Vec<_> = packing.dense().collect();
+    if !dense.is_empty() {
+        lines.push("stays dense:".into());
+        lines.extend(dense.iter().map(|(name, reason)| format!("  {name}: {reason}")));
+    }
+    lines.push(format!("written to {}; try: lapidary generate {} -p \"...\"", output.display(), output.display()));
+    lines.join("\n")
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 90.0 { format!("{seconds:.1} s") } else { format!("{:.1} minutes", seconds / 60.0) }
+}

@@ -1,0 +1,86 @@
+use std::sync::Mutex;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use lapidary::compress::journal::Record;
+use lapidary::compress::observer::{Event, Observer, Stage};
+
+/// A bar with rate and time left; nothing at all when stderr is not a terminal.
+pub fn bar(length: u64, unit: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
+    let template = format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {unit} · {{per_sec}} · {{eta}} left");
+    bar.set_style(ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+/// Draws a pack run: one bar over all tensors, a line for each finished tensor and each warning.
+pub struct PackProgress {
+    state: Mutex<State>,
+    /// Whether a line is printed for each tensor.
+    lines: bool,
+}
+
+struct State {
+    bar: ProgressBar,
+    layers: usize,
+}
+
+impl PackProgress {
+    pub fn new(lines: bool) -> Self {
+        let bar = bar(0, "tensors");
+        Self { state: Mutex::new(State { bar, layers: 0 }), lines }
+    }
+
+    fn say(state: &State, line: &str) {
+        state.bar.suspend(|| eprintln!("{line}"));
+    }
+}
+
+impl Observer for PackProgress {
+    fn event(&self, event: Event<'_>) {
+        let Ok(mut state) = self.state.lock() else { return };
+        match event {
+            Event::Begin { layers, .. } => {
+                state.layers = layers;
+                state.bar.set_length(7 * layers as u64);
+            }
+            Event::Stage { layer, stage, .. } => {
+                let doing = match stage {
+                    Stage::Calibrate => "calibrating",
+                    Stage::Encode => "encoding",
+                    Stage::Advance => "running packed",
+                };
+                state.bar.set_message(format!("block {}/{} {doing}", layer + 1, state.layers));
+            }
+            Event::Step(_) => {}
+            Event::Tensor { name, record, took } => {
+                state.bar.inc(1);
+                if took.is_none() {
+                    // What the journal already had does not count towards the rate.
+                    state.bar.reset_eta();
+                }
+                if self.lines || matches!(record, Record::Dense { .. }) {
+                    Self::say(&state, &tensor_line(name, record, took));
+                }
+            }
+            Event::Warning(text) => Self::say(&state, &format!("warning: {text}")),
+            Event::Writing => state.bar.finish_and_clear(),
+        }
+    }
+}
+
+fn tensor_line(name: &str, record: &Record, took: Option<Duration>) -> String {
+    let time = took.map_or_else(|| "from the journal".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()));
+    match record {
+        Record::Dense { reason } => format!("{name}: stays dense: {reason}"),
+        Record::Packed { quality, .. } => {
+            let rel = quality.heldout_rel.map_or_else(
+                || format!("weight error {:.4}", quality.weight_rel),
+                |rel| format!("held-out error {rel:.4}"),
+            );
+            format!("{name}: {} x rank {}, {:.3} bits, {rel}, {time}", quality.paths, quality.rank, quality.delivered_bits)
+        }
+    }
+}

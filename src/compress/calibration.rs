@@ -1,0 +1,176 @@
+use serde::{Deserialize, Serialize};
+
+use super::gram::GramSum;
+use super::tensor::Grams;
+use crate::model::text::{Text, TextError, TextFile, Windows};
+use crate::model::{Block, Capture, Context, Site, Tokenizer, first_non_finite};
+
+/// Rows of the residual stream that go through a block at once: enough for full speed, few enough that the widest
+/// activation of a 7B model stays below 200 MB.
+const BATCH_ROWS: usize = 4096;
+
+/// Fit and held-out tokens when the command line gives none. Origin: the published encoder's own measurement.
+pub const FIT_TOKENS: usize = 14_848;
+pub const HELDOUT_TOKENS: usize = 3_072;
+
+/// Which windows of the text calibrate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CalibrationParams {
+    /// Tokens of a window.
+    pub window: usize,
+    /// Tokens to fit on and to judge by, rounded down to whole windows. `None`: the defaults, or what a shorter text
+    /// holds, a sixth of it held out.
+    pub fit_tokens: Option<usize>,
+    pub heldout_tokens: Option<usize>,
+}
+
+/// The calibration windows: fit windows first, the last ones held out.
+pub struct Calibration {
+    pub windows: Windows,
+    pub fit: usize,
+    pub heldout: usize,
+    pub texts: Vec<TextFile>,
+}
+
+/// What calibration did, for packing.json.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CalibrationRecord {
+    pub texts: Vec<TextFile>,
+    pub window: usize,
+    pub fit_tokens: usize,
+    pub heldout_tokens: usize,
+}
+
+impl Calibration {
+    pub fn prepare(
+        text: Text,
+        tokenizer: &Tokenizer,
+        bos: Option<u32>,
+        params: CalibrationParams,
+    ) -> Result<Self, TextError> {
+        let mut windows = Windows::cut(&text, tokenizer, params.window, bos)?;
+        let (fit, heldout) = split(&windows, params)?;
+        windows.truncate(fit + heldout);
+        Ok(Self { windows, fit, heldout, texts: text.files })
+    }
+
+    pub fn record(&self) -> CalibrationRecord {
+        CalibrationRecord {
+            texts: self.texts.clone(),
+            window: self.windows.len,
+            fit_tokens: self.fit * self.windows.len,
+            heldout_tokens: self.heldout * self.windows.len,
+        }
+    }
+}
+
+fn split(windows: &Windows, params: CalibrationParams) -> Result<(usize, usize), TextError> {
+    let (window, available) = (params.window, windows.count());
+    let whole = |tokens: usize| tokens / window;
+    let too_short = |needed: usize, what: &str| TextError::TooShort {
+        tokens: windows.text_tokens,
+        needed: needed * window,
+        what: format!("{what} in windows of {window} tokens"),
+    };
+    let (fit, heldout) = match (params.fit_tokens, params.heldout_tokens) {
+        (None, None) => {
+            let total = available.min((whole(FIT_TOKENS) + whole(HELDOUT_TOKENS)).max(2));
+            let heldout = (total * HELDOUT_TOKENS).div_ceil(FIT_TOKENS + HELDOUT_TOKENS);
+            (total.saturating_sub(heldout), heldout)
+        }
+        (fit, heldout) => {
+            let heldout = heldout.map_or(whole(HELDOUT_TOKENS).max(1), whole);
+            (fit.map_or_else(|| available.saturating_sub(heldout).min(whole(FIT_TOKENS).max(1)), whole), heldout)
+        }
+    };
+    if fit == 0 || heldout == 0 {
+        return Err(too_short(2, "at least one fit and one held-out window"));
+    }
+    if fit + heldout > available {
+        return Err(too_short(fit + heldout, "fit and held-out parts"));
+    }
+    Ok((fit, heldout))
+}
+
+/// A NaN or infinity on its way into a linear layer.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the input of {names} in block {layer} is not finite at calibration position {row}, column {column}: \
+     look for NaN, infinite or overflowing weights in this block or the one before"
+)]
+pub struct ActivationError {
+    pub layer: usize,
+    pub names: String,
+    pub row: usize,
+    pub column: usize,
+}
+
+/// Grams of the four inputs of a block, in the order of [`Site::ALL`]; `hidden` is the residual stream entering the
+/// block (all positions x width) and stays as it is.
+pub fn capture_grams(
+    block: &Block,
+    layer: usize,
+    calibration: &Calibration,
+    hidden: &[f32],
+    tick: &dyn Fn(usize),
+) -> Result<[Grams; 4], ActivationError> {
+    let width = hidden.len() / calibration.windows.tokens().len();
+    let window = calibration.windows.positions * width;
+    let (fit, heldout) = hidden.split_at(calibration.fit * window);
+    let collect = |part: &[f32]| {
+        let mut sums = SiteSums { layer, sums: Site::ALL.map(|_| None), rows: 0, bad: None };
+        for batch in part.chunks(batch_len(window, width)) {
+            let mut x = batch.to_vec();
+            block.forward(&mut x, Context::Windows { len: calibration.windows.positions }, &mut sums);
+            sums.rows += batch.len() / width;
+            tick(batch.len() / width);
+        }
+        sums.finish()
+    };
+    let (fit, heldout) = (collect(fit)?, collect(heldout)?);
+    let mut pairs = fit.into_iter().zip(heldout).map(|(fit, heldout)| Grams { fit, heldout });
+    Ok(Site::ALL.map(|_| pairs.next().expect("one pair a site")))
+}
+
+/// Runs the block over all calibration positions, in place.
+pub fn advance(block: &Block, calibration: &Calibration, hidden: &mut [f32], tick: &dyn Fn(usize)) {
+    let width = hidden.len() / calibration.windows.tokens().len();
+    let positions = calibration.windows.positions;
+    for batch in hidden.chunks_mut(batch_len(positions * width, width)) {
+        block.forward(batch, Context::Windows { len: positions }, &mut crate::model::NoCapture);
+        tick(batch.len() / width);
+    }
+}
+
+/// Numbers in a batch: whole windows, at least one.
+fn batch_len(window: usize, width: usize) -> usize {
+    (BATCH_ROWS * width / window).max(1) * window
+}
+
+struct SiteSums {
+    layer: usize,
+    sums: [Option<GramSum>; 4],
+    rows: usize,
+    bad: Option<ActivationError>,
+}
+
+impl Capture for SiteSums {
+    fn linear_input(&mut self, layer: usize, site: Site, x: &[f32], width: usize) {
+        if let (None, Some((row, column))) = (&self.bad, first_non_finite(x, width)) {
+            let names: Vec<_> = site.linears().iter().map(|name| name.suffix()).collect();
+            self.bad = Some(ActivationError { layer, names: names.join(", "), row: self.rows + row, column });
+        }
+        if self.bad.is_none() {
+            self.sums[site as usize].get_or_insert_with(|| GramSum::new(width)).add(x);
+        }
+    }
+}
+
+impl SiteSums {
+    fn finish(self) -> Result<Vec<faer::Mat<f64>>, ActivationError> {
+        match self.bad {
+            Some(error) => Err(ActivationError { layer: self.layer, ..error }),
+            None => Ok(self.sums.into_iter().flatten().map(GramSum::finish).collect()),
+        }
+    }
+}

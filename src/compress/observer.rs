@@ -1,0 +1,41 @@
+use std::time::Duration;
+
+use super::journal::Record;
+
+/// What a run reports as it goes; the command line draws it, tests ignore it.
+pub trait Observer: Sync {
+    fn event(&self, event: Event<'_>);
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// The run begins: blocks of the model, calibration positions, the block it starts at.
+    Begin { layers: usize, positions: usize, first: usize },
+    /// A stage of block `layer` begins; `steps` counts what [`Event::Step`] will report.
+    Stage { layer: usize, stage: Stage, steps: usize },
+    /// So many more steps of the current stage are done.
+    Step(usize),
+    /// A tensor is finished; `seconds` is `None` where the journal already had it.
+    Tensor { name: &'a str, record: &'a Record, took: Option<Duration> },
+    /// Something the user should know.
+    Warning(&'a str),
+    /// The result is being written.
+    Writing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Calibration positions through the dense block.
+    Calibrate,
+    /// Tensors of the block.
+    Encode,
+    /// Calibration positions through the packed block.
+    Advance,
+}
+
+/// Hears nothing.
+pub struct Silent;
+
+impl Observer for Silent {
+    fn event(&self, _: Event<'_>) {}
+}

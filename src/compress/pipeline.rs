@@ -1,0 +1,298 @@
+use std::io;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use faer::Mat;
+use rayon::prelude::*;
+
+use super::calibration::{ActivationError, Calibration, CalibrationParams, advance, capture_grams};
+use super::context::Context;
+use super::journal::{Identity, Journal, JournalError};
+use super::observer::{Event, Observer, Stage};
+use super::output::{self, OutputError};
+use super::packing::Packing;
+use super::plan::{Assignment, Plan, PlanError};
+use super::recipe::Recipe;
+use super::tensor::{Grams, Input, Outcome, encode_tensor};
+use crate::blr::Budget;
+use crate::model::text::{Text, TextError};
+use crate::model::{Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor};
+
+/// What to pack, how, and where to.
+pub struct PackParams {
+    /// The folder to write; it must not exist.
+    pub output: PathBuf,
+    pub plan: Plan,
+    pub recipe: Recipe,
+    /// Calibration text; a recipe that does not need it packs without, and then reports no error on activations.
+    pub text: Option<Text>,
+    pub calibration: CalibrationParams,
+    /// Continue an interrupted run of the same identity.
+    pub resume: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    #[error("{0} exists already; choose another output folder or remove it")]
+    OutputExists(PathBuf),
+    #[error("{path}: the model is packed already ({tensor}.blr); pack the original instead")]
+    AlreadyPacked { path: PathBuf, tensor: String },
+    #[error("the recipe {0} fits to calibration text: name a file with --text")]
+    NoText(String),
+    #[error("the plan: {0}")]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Decoder(#[from] DecoderError),
+    #[error("tensor `{tensor}` holds {value} at row {row}, column {col}; the weights are damaged, fetch the model again")]
+    Weight { tensor: String, row: usize, col: usize, value: f32 },
+    #[error(transparent)]
+    Activation(#[from] ActivationError),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// Packs a model block by block: calibrate, encode, run the block packed, go on. Cost is linear in depth.
+///
+/// Interrupted at any moment, a run with `resume` continues and gives the same bytes. Returns what packing.json says.
+pub fn pack(checkpoint: &Checkpoint, params: PackParams, observer: &dyn Observer) -> Result<Packing, PackError> {
+    let finished = params.output.exists();
+    // A run killed between putting the result in place and removing its journal has only the latter left to do.
+    if finished && !(params.resume && Journal::folder_of(&params.output).is_dir()) {
+        return Err(PackError::OutputExists(params.output));
+    }
+    let config = checkpoint.config();
+    let assignments = params.plan.resolve(config.layers)?;
+    if let Some(packed) = first_packed(checkpoint) {
+        return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
+    }
+    let tokenizer = checkpoint.tokenizer()?;
+    let calibration = match params.text {
+        Some(text) => {
+            let bos = config.bos.filter(|_| config.add_bos);
+            let calibration = Calibration::prepare(text, &tokenizer, bos, params.calibration)?;
+            let (window, most) = (calibration.windows.positions, config.max_positions);
+            if window > most {
+                return Err(TextError::Window { window: calibration.windows.len, most }.into());
+            }
+            Some(calibration)
+        }
+        None if params.recipe.needs_text() => return Err(PackError::NoText(params.recipe.name.to_string())),
+        None => None,
+    };
+    if let Some(calibration) = &calibration {
+        warn_about_few_tokens(config.hidden.max(config.intermediate), calibration, observer);
+    }
+    let identity = Identity {
+        version: env!("CARGO_PKG_VERSION").into(),
+        model: checkpoint.fingerprint(),
+        recipe: params.recipe,
+        plan: params.plan,
+        calibration: calibration.as_ref().map(Calibration::record),
+    };
+    let journal = Journal::open(&params.output, &identity, params.resume)?;
+    if finished {
+        journal.remove()?;
+        return Ok(Packing::read(&params.output).map_err(OutputError::from)?);
+    }
+    let mut run = Run { decoder: Decoder::load(checkpoint)?, identity: &identity, assignments, calibration, journal, observer };
+    run.all_blocks()?;
+    observer.event(Event::Writing);
+    let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &params.output)?;
+    run.journal.remove()?;
+    Ok(packing)
+}
+
+fn first_packed(checkpoint: &Checkpoint) -> Option<String> {
+    checkpoint.names().find_map(|name| name.strip_suffix(".blr").map(str::to_owned))
+}
+
+fn warn_about_few_tokens(widest: usize, calibration: &Calibration, observer: &dyn Observer) {
+    let tokens = calibration.fit * calibration.windows.len;
+    if tokens < widest {
+        observer.event(Event::Warning(&format!(
+            "{tokens} fit tokens are fewer than the {widest} columns of the widest layer, whose Gram cannot have full \
+             rank; give at least {widest} (--fit-tokens)"
+        )));
+    }
+}
+
+struct Run<'a> {
+    decoder: Decoder,
+    identity: &'a Identity,
+    assignments: Vec<[Assignment; 7]>,
+    calibration: Option<Calibration>,
+    journal: Journal,
+    observer: &'a dyn Observer,
+}
+
+/// A tensor still to be encoded.
+struct Job {
+    name: LinearName,
+    budget: Budget,
+}
+
+impl Run<'_> {
+    fn all_blocks(&mut self) -> Result<(), PackError> {
+        let layers = self.assignments.len();
+        let (first, mut hidden) = self.start(layers)?;
+        let positions = self.calibration.as_ref().map_or(0, |c| c.windows.tokens().len());
+        self.observer.event(Event::Begin { layers, positions, first });
+        for layer in 0..layers {
+            let jobs = self.open_jobs(layer)?;
+            if !jobs.is_empty() {
+                let inputs = self.inputs(layer, &jobs, &hidden)?;
+                self.observer.event(Event::Stage { layer, stage: Stage::Encode, steps: jobs.len() });
+                jobs.par_iter().try_for_each(|job| self.encode(layer, job, &inputs))?;
+            }
+            self.install(layer)?;
+            if let Some(calibration) = self.calibration.as_ref().filter(|_| layer >= first && layer + 1 < layers) {
+                let steps = positions;
+                self.observer.event(Event::Stage { layer, stage: Stage::Advance, steps });
+                let tick = |rows| self.observer.event(Event::Step(rows));
+                advance(self.decoder.block(layer), calibration, &mut hidden, &tick);
+                self.journal.write_hidden(layer + 1, &hidden)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first block to calibrate, and the residual stream that enters it.
+    fn start(&self, layers: usize) -> Result<(usize, Vec<f32>), PackError> {
+        let Some(calibration) = &self.calibration else { return Ok((0, Vec::new())) };
+        // A stream that enters a block behind an open one was left by a run whose tensors were since removed.
+        let open = self.first_open(layers)?;
+        match self.journal.read_hidden(layers)?.filter(|(layer, _)| *layer <= open) {
+            Some((layer, hidden)) => {
+                let expected = calibration.windows.tokens().len() * self.decoder.config().hidden;
+                if hidden.len() != expected {
+                    let file = self.journal.folder().join(format!("hidden-{layer}.f32"));
+                    let problem = format!("it holds {} numbers instead of {expected}", hidden.len());
+                    return Err(JournalError::Damaged { file, problem }.into());
+                }
+                Ok((layer, hidden))
+            }
+            None => Ok((0, self.decoder.embed(calibration.windows.tokens())?)),
+        }
+    }
+
+    fn first_open(&self, layers: usize) -> Result<usize, PackError> {
+        for layer in 0..layers {
+            for name in LinearName::ALL {
+                if self.journal.read_tensor(&name.prefix(layer))?.is_none() {
+                    return Ok(layer);
+                }
+            }
+        }
+        Ok(layers)
+    }
+
+    /// The tensors of a block that the journal does not have yet, largest first.
+    fn open_jobs(&self, layer: usize) -> Result<Vec<Job>, PackError> {
+        let mut jobs = Vec::new();
+        for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
+            let tensor = name.prefix(layer);
+            if let Some((record, _)) = self.journal.read_tensor(&tensor)? {
+                self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None });
+                continue;
+            }
+            match assignment {
+                Assignment::Pack(budget) => jobs.push(Job { name, budget }),
+                Assignment::KeepDense => {
+                    let record = self.journal.write_dense(&tensor, "kept dense by the plan".into())?;
+                    self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None });
+                }
+            }
+        }
+        let cost = |job: &Job| {
+            let linear = self.decoder.linear(layer, job.name);
+            linear.out_features() * linear.in_features() * linear.in_features()
+        };
+        jobs.sort_by_key(|job| std::cmp::Reverse(cost(job)));
+        Ok(jobs)
+    }
+
+    /// What the encoder needs to know of each input that an open job reads; an error there keeps its layers dense.
+    fn inputs(&self, layer: usize, jobs: &[Job], hidden: &[f32]) -> Result<[Option<Result<Input, String>>; 4], PackError> {
+        let mut grams: [Option<Grams>; 4] = [const { None }; 4];
+        if let Some(calibration) = &self.calibration {
+            let steps = calibration.windows.tokens().len();
+            self.observer.event(Event::Stage { layer, stage: Stage::Calibrate, steps });
+            let tick = |rows| self.observer.event(Event::Step(rows));
+            grams = capture_grams(self.decoder.block(layer), layer, calibration, hidden, &tick)?.map(Some);
+        }
+        let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
+        let inputs: Vec<_> = sites
+            .into_par_iter()
+            .map(|(site, grams)| {
+                let reader = jobs.iter().find(|job| job.name.site() == site)?;
+                let width = self.decoder.linear(layer, reader.name).in_features();
+                Some(self.input(grams, width))
+            })
+            .collect();
+        let mut inputs = inputs.into_iter();
+        Ok(Site::ALL.map(|_| inputs.next().flatten()))
+    }
+
+    fn input(&self, grams: Option<Grams>, width: usize) -> Result<Input, String> {
+        let recipe = &self.identity.recipe;
+        let context = match &grams {
+            Some(grams) if recipe.needs_text() => {
+                Context::build(grams.fit.clone(), recipe.damping).map_err(|e| e.to_string())?
+            }
+            _ => Context::identity(width),
+        };
+        Ok(Input { context, grams })
+    }
+
+    fn encode(&self, layer: usize, job: &Job, inputs: &[Option<Result<Input, String>>; 4]) -> Result<(), PackError> {
+        let began = Instant::now();
+        let name = job.name.prefix(layer);
+        let record = match &inputs[job.name.site() as usize] {
+            Some(Ok(input)) => {
+                let Linear::Dense(tensor) = self.decoder.linear(layer, job.name) else {
+                    return Err(PackError::AlreadyPacked { path: self.journal.folder().into(), tensor: name });
+                };
+                match encode_tensor(read_weight(tensor)?, input, job.budget, &self.identity.recipe) {
+                    Outcome::Packed(packed) => self.journal.write_packed(&name, &packed.payload, packed.quality)?,
+                    Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
+                }
+            }
+            Some(Err(reason)) => self.journal.write_dense(&name, reason.clone())?,
+            None => self.journal.write_dense(&name, "its input was not calibrated".into())?,
+        };
+        self.observer.event(Event::Tensor { name: &name, record: &record, took: Some(began.elapsed()) });
+        self.observer.event(Event::Step(1));
+        Ok(())
+    }
+
+    /// Puts the packed tensors of a block in the place of the dense ones.
+    fn install(&mut self, layer: usize) -> Result<(), PackError> {
+        for name in LinearName::ALL {
+            if let Some((_, Some(payload))) = self.journal.read_tensor(&name.prefix(layer))? {
+                let in_features = self.decoder.linear(layer, name).in_features();
+                self.decoder.set_linear(layer, name, Linear::Packed { payload, in_features })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The weight in f64 (out x in), checked.
+fn read_weight(tensor: &Tensor) -> Result<Mat<f64>, PackError> {
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    let values = tensor.to_f32();
+    if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+        let (row, col, value) = (at / cols, at % cols, values[at]);
+        return Err(PackError::Weight { tensor: tensor.name.clone(), row, col, value });
+    }
+    Ok(Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j])))
+}
+

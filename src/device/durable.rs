@@ -1,0 +1,49 @@
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Writes a file that is either whole or not there: to a temporary name in the same folder, synced, then renamed.
+///
+/// A file of that name is replaced. On an error the temporary file is removed and what was there stays.
+pub fn write_durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let temporary = Path::new(&temporary);
+    let written = (|| {
+        let mut file = io::BufWriter::with_capacity(1 << 20, File::create(temporary)?);
+        write(&mut file)?;
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(temporary, path)
+    })();
+    if written.is_err() {
+        // The first error is the one to report; a file that cannot be removed either changes nothing about it.
+        let _ = fs::remove_file(temporary);
+        return written;
+    }
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Makes a rename inside `folder` survive a power cut. Only Unix can sync a folder.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_leaves_what_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept");
+        write_durably(&path, |out| out.write_all(b"first")).unwrap();
+        let failed = write_durably(&path, |out| {
+            out.write_all(b"second")?;
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

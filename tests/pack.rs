@@ -1,0 +1,229 @@
+//! Packing the embedded model as a process: the result, interruptions, full disks.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Two blocks packed, two kept dense: long enough to be interrupted many times, short enough for a test.
+const PLAN: &str = "bits = 1.0\n[layers.\"2-3\"]\nkeep_dense = true\n";
+
+struct Folder {
+    temporary: tempfile::TempDir,
+}
+
+impl Folder {
+    fn new() -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        fs::write(temporary.path().join("plan.toml"), PLAN).unwrap();
+        Self { temporary }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temporary.path().join(name)
+    }
+
+    fn pack(&self, output: &str, more: &[&str]) -> Command {
+        let mut command = lapidary();
+        command.arg("pack").arg(common::tiny("")).arg("--plan").arg(self.path("plan.toml"));
+        command.arg("--text").arg(common::tiny("calibration.txt")).args(["--window", "128", "-o"]).arg(self.path(output));
+        command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+fn lapidary() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_lapidary"))
+}
+
+#[track_caller]
+fn success(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn failure(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    // miette wraps its lines.
+    String::from_utf8_lossy(&output.stderr).replace("\n  │ ", " ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[track_caller]
+fn assert_same_files(one: &Path, other: &Path) {
+    let names = |folder: &Path| {
+        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(one), names(other));
+    for name in names(one) {
+        assert!(fs::read(one.join(&name)).unwrap() == fs::read(other.join(&name)).unwrap(), "{name:?} differs");
+    }
+}
+
+fn records(partial: &Path) -> usize {
+    let Ok(entries) = fs::read_dir(partial) else { return 0 };
+    entries.filter(|entry| entry.as_ref().is_ok_and(|e| e.path().extension().is_some_and(|x| x == "json"))).count()
+}
+
+#[test]
+fn the_whole_model_is_packed_verified_and_runs() {
+    let folder = Folder::new();
+    fs::write(folder.path("plan.toml"), "bits = 1.5\n").unwrap();
+    success(folder.pack("out", &[]));
+    let out = folder.path("out");
+    assert!(!folder.path("out.partial").exists());
+
+    let packing: Value = serde_json::from_slice(&fs::read(out.join("packing.json")).unwrap()).unwrap();
+    assert_eq!(packing["totals"]["packed_tensors"], 28);
+    assert_eq!(packing["totals"]["dense_tensors"], 0);
+    assert!(packing["totals"]["body_bits"].as_f64().unwrap() <= 1.5);
+    let config: Value = serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["quantization_config"]["quant_method"], "lapidary");
+    assert_eq!(config["hidden_size"], 192);
+
+    let run = |words: &[&str]| {
+        let mut command = lapidary();
+        command.args(words);
+        success(command)
+    };
+    let verified: Value = serde_json::from_str(&run(&["verify", out.to_str().unwrap(), "--json"])).unwrap();
+    assert_eq!(verified["faults"], serde_json::json!([]));
+    let eval = |model: &Path, more: &[&str]| -> Value {
+        let (text, model) = (common::tiny("test.txt"), model.to_str().unwrap());
+        let mut words = vec!["eval", model, "--text", text.to_str().unwrap(), "--window", "128", "--windows", "40", "--json"];
+        words.extend(more);
+        serde_json::from_str(&run(&words)).unwrap()
+    };
+    let tiny = common::tiny("");
+    let original = eval(&tiny, &["--against", tiny.to_str().unwrap()]);
+    let packed = eval(&out, &["--against", tiny.to_str().unwrap()]);
+    assert!(original["mean_kl"].as_f64().unwrap() < 1e-6);
+    assert_eq!(original["top1_agreement"], 1.0);
+    let (before, after) = (original["perplexity"].as_f64().unwrap(), packed["perplexity"].as_f64().unwrap());
+    assert!(before < 2.8 && after < 2.0 * before, "perplexity {before} became {after}");
+    assert_eq!(packed["original_perplexity"], original["perplexity"]);
+    let inspected: Value = serde_json::from_str(&run(&["inspect", out.to_str().unwrap(), "--json"])).unwrap();
+    assert_eq!(inspected["linear_layers"].as_array().unwrap().len(), 28);
+    let text = run(&["generate", out.to_str().unwrap(), "-p", "Two days after Monday is", "-n", "1"]);
+    assert_eq!(text, "Two days after Monday is Wednesday\n");
+}
+
+#[test]
+fn killed_at_any_moment_it_resumes_to_the_same_bytes() {
+    let folder = Folder::new();
+    success(folder.pack("whole", &[]));
+    let partial = folder.path("out.partial");
+    let mut kills = 0;
+    let began = Instant::now();
+    loop {
+        let resume: &[&str] = if partial.join("identity.json").exists() { &["--resume"] } else { &[] };
+        let mut child = folder.pack("out", resume).spawn().unwrap();
+        let before = records(&partial);
+        // Killed as soon as it has made any progress: at every tensor, and in between.
+        while child.try_wait().unwrap().is_none() && records(&partial) <= before {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        if let Some(status) = child.try_wait().unwrap() {
+            let mut message = String::new();
+            std::io::Read::read_to_string(child.stderr.as_mut().unwrap(), &mut message).unwrap();
+            assert!(status.success(), "{message}");
+            break;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+        assert!(began.elapsed() < Duration::from_secs(240), "no end after {kills} kills");
+    }
+    assert!(kills >= 8, "only {kills} kills");
+    assert!(!partial.exists());
+    assert_same_files(&folder.path("whole"), &folder.path("out"));
+}
+
+#[test]
+fn a_foreign_or_finished_journal_is_refused() {
+    let folder = Folder::new();
+    assert!(failure(folder.pack("out", &["--resume"])).contains("nothing to resume"));
+    let mut child = folder.pack("out", &[]).spawn().unwrap();
+    while records(&folder.path("out.partial")) < 3 {
+        assert!(child.try_wait().unwrap().is_none(), "finished too early");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(failure(folder.pack("out", &[])).contains("interrupted run; continue it with --resume"));
+    assert!(failure(folder.pack("out", &["--resume", "--fit-tokens", "2560"])).contains("another calibration"));
+    assert!(failure(folder.pack("out", &["--resume", "--recipe", "dual-svid"])).contains("another recipe"));
+    success(folder.pack("out", &["--resume"]));
+    assert!(failure(folder.pack("out", &[])).contains("exists already"));
+    assert!(failure(folder.pack("out", &["--resume"])).contains("exists already"));
+}
+
+/// A limit on file sizes stands for a full disk: the write fails in the middle of a file.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_leaves_a_journal_that_resumes() {
+    let folder = Folder::new();
+    success(folder.pack("whole", &[]));
+    let limited = |more: &str| {
+        let mut command = Command::new("sh");
+        let pack = folder.pack("out", &[]);
+        let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
+        let program = pack.get_program().to_str().unwrap();
+        // In blocks of 512 bytes: above every payload, below the residual stream and the model.
+        command.args(["-c", &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {} {more}", words.join(" "))]);
+        command
+    };
+    let message = failure(limited(""));
+    assert!(message.contains("what was finished is safe"), "{message}");
+    let partial = folder.path("out.partial");
+    assert!(records(&partial) >= 8);
+    let left: Vec<_> = fs::read_dir(&partial).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(left.iter().all(|path| path.extension().is_none_or(|e| e != "tmp")), "{left:?}");
+    success(folder.pack("out", &["--resume"]));
+    assert_same_files(&folder.path("whole"), &folder.path("out"));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_said() {
+    let folder = Folder::new();
+    fs::write(folder.path("file"), "in the way").unwrap();
+    let message = failure(folder.pack("file/out", &[]));
+    assert!(message.contains("file/out.partial"), "{message}");
+}
+
+#[test]
+fn bad_input_is_said_before_anything_is_written() {
+    let folder = Folder::new();
+    fs::write(folder.path("empty.txt"), "").unwrap();
+    fs::write(folder.path("latin1.txt"), b"caf\xe9").unwrap();
+    fs::write(folder.path("short.txt"), "Monday.").unwrap();
+    fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
+    let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
+    let cases: [(&[&str], &str); 8] = [
+        (&["--text", &file("empty.txt")], "the file is empty"),
+        (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
+        (&["--text", &file("missing.txt")], "cannot be read"),
+        (&["--text", &file("short.txt")], "needs 1024"),
+        (&["--text", &common::tiny("test.txt").to_str().unwrap().to_owned(), "--window", "4096"], "tokens"),
+        (&[], "name a file with --text"),
+        (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
+        (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0"),
+    ];
+    for (words, expected) in cases {
+        let mut command = lapidary();
+        command.arg("pack").arg(common::tiny("")).arg("-o").arg(folder.path("out")).args(words);
+        if !words.contains(&"--plan") && !words.contains(&"--bits") {
+            command.args(["--bits", "1.0"]);
+        }
+        let message = failure(command);
+        assert!(message.contains(expected), "{words:?}: {message}");
+        assert!(!folder.path("out").exists() && !folder.path("out.partial").exists(), "{words:?}");
+    }
+}
