@@ -57,12 +57,25 @@ pub fn matmul(payload: &Payload, x: &[f32], width: usize, y: &mut [f32]) {
     let mut latents = vec![0.0; x.len() / width * rank];
     for (p, path) in payload.paths().enumerate() {
         let (h, g, l) = (path.h.to_f32(), path.g.to_f32(), path.l.to_f32());
-        let read_v = |k: usize, out: &mut [f32]| scaled_signs(path.v_row(k), &g, l[k], out);
-        matmul_streamed(x, width, read_v, &mut latents, rank, Accum::Replace);
         let ones = vec![1.0; rank];
-        let read_u = |i: usize, out: &mut [f32]| scaled_signs(path.u_row(i), &ones, h[i], out);
-        let accumulate = if p == 0 { Accum::Replace } else { Accum::Add };
-        matmul_streamed(&latents, rank, read_u, y, rows, accumulate);
+        matmul_streamed(
+            x,
+            width,
+            #[inline(always)]
+            |k, out| scaled_signs(path.v_row(k), &g, l[k], out),
+            &mut latents,
+            rank,
+            Accum::Replace,
+        );
+        matmul_streamed(
+            &latents,
+            rank,
+            #[inline(always)]
+            |i, out| scaled_signs(path.u_row(i), &ones, h[i], out),
+            y,
+            rows,
+            if p == 0 { Accum::Replace } else { Accum::Add },
+        );
     }
 }
 

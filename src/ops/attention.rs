@@ -1,5 +1,6 @@
 use faer::linalg::matmul::matmul as gemm;
 use faer::{Accum, MatRef, Par};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::dense_matvec::dot;
@@ -96,13 +97,7 @@ fn query_tile(heads: Heads, head: usize, tile: Tile<'_>, scores: &mut Vec<f32>) 
     let v = head_columns(tile.v, keys, heads.kv_width(), kv, heads.head_dim);
     scores.resize(count * keys, 0.0);
     gemm(rows_mut(scores, count, keys), Accum::Replace, q, k.transpose(), heads.scale(), Par::Seq);
-    pulp::Arch::new().dispatch(|| {
-        for (t, row) in scores.chunks_exact_mut(keys).enumerate() {
-            let (row, future) = row.split_at_mut(tile.seen + t);
-            softmax(row);
-            future.fill(0.0);
-        }
-    });
+    pulp::Arch::new().dispatch(CausalSoftmax { scores, keys, seen: tile.seen });
     let scores = MatRef::from_row_major_slice(scores, count, keys);
     let mut out = rows_mut(tile.out, count, heads.width());
     let columns = out.as_mut().subcols_mut(head * heads.head_dim, heads.head_dim);
@@ -124,22 +119,64 @@ fn one_query(heads: Heads, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) {
     tasks.with_min_len((PRODUCTS_PER_TASK / per_head).max(1)).for_each_init(
         Vec::new,
         |scores, (head, (q, out))| {
-            pulp::Arch::new().dispatch(|| {
-                let columns = heads.kv_head(head) * dim..(heads.kv_head(head) + 1) * dim;
-                scores.clear();
-                scores.extend(
-                    k.chunks_exact(heads.kv_width()).map(|k| dot(q, &k[columns.clone()]) * heads.scale()),
-                );
-                softmax(scores);
-                out.fill(0.0);
-                for (p, v) in scores.iter().zip(v.chunks_exact(heads.kv_width())) {
-                    for (o, v) in out.iter_mut().zip(&v[columns.clone()]) {
-                        *o = p.mul_add(*v, *o);
-                    }
-                }
-            });
+            let column = heads.kv_head(head) * dim;
+            pulp::Arch::new().dispatch(OneHead { heads, column, q, k, v, scores, out });
         },
     );
+}
+
+/// Softmax of every row over the keys it sees, 0 beyond; the first row sees `seen` keys.
+/// A struct and not a closure, as [`OneHead`], so that the loops are surely compiled for the CPU's vectors.
+struct CausalSoftmax<'a> {
+    scores: &'a mut [f32],
+    keys: usize,
+    seen: usize,
+}
+
+impl WithSimd for CausalSoftmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (t, row) in self.scores.chunks_exact_mut(self.keys).enumerate() {
+            let (row, future) = row.split_at_mut(self.seen + t);
+            softmax(row);
+            future.fill(0.0);
+        }
+    }
+}
+
+/// One query of one head; its keys and values start at `column` of their rows.
+struct OneHead<'a> {
+    heads: Heads,
+    column: usize,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    scores: &'a mut Vec<f32>,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for OneHead<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { heads, q, scores, out, .. } = self;
+        let width = heads.kv_width();
+        let columns = self.column..self.column + heads.head_dim;
+        scores.resize(self.k.len() / width, 0.0);
+        for (score, k) in scores.iter_mut().zip(self.k.chunks_exact(width)) {
+            *score = dot(q, &k[columns.clone()]) * heads.scale();
+        }
+        softmax(scores);
+        out.fill(0.0);
+        for (p, v) in scores.iter().zip(self.v.chunks_exact(width)) {
+            for (o, v) in out.iter_mut().zip(&v[columns.clone()]) {
+                *o = p.mul_add(*v, *o);
+            }
+        }
+    }
 }
 
 /// `z_i ← e^{z_i} / Σ_j e^{z_j}`, in place.
@@ -167,7 +204,9 @@ fn softmax(z: &mut [f32]) {
         *sum += *z;
     }
     let scale = 1.0 / sums.iter().sum::<f32>();
-    z.iter_mut().for_each(|z| *z *= scale);
+    for z in z {
+        *z *= scale;
+    }
 }
 
 #[cfg(test)]

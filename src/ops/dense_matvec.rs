@@ -1,3 +1,4 @@
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::dtype::Dtype;
@@ -30,17 +31,42 @@ pub fn dense_matvec<'a>(dtype: Dtype, row: impl Fn(usize) -> &'a [u8] + Sync, x:
         .unwrap_or_else(|| panic!("{} numbers are not whole {dtype} blocks", x.len()));
     let rows_per_task = (WEIGHTS_PER_TASK / x.len()).max(1);
     y.par_chunks_mut(rows_per_task).enumerate().for_each(|(task, y)| {
-        let rows = y.iter_mut().enumerate().map(|(k, y)| (&row(task * rows_per_task + k)[..bytes], y));
-        pulp::Arch::new().dispatch(|| match dtype {
-            Dtype::F32 => rows.for_each(|(w, y)| *y = dot_f32(w, x)),
-            Dtype::F16 => rows.for_each(|(w, y)| *y = dot_f16(w, x)),
-            Dtype::Bf16 => rows.for_each(|(w, y)| *y = dot_bf16(w, x)),
-            Dtype::Q8_0 => rows.for_each(|(w, y)| *y = dot_q8_0(w, x)),
-            Dtype::Q4_0 => rows.for_each(|(w, y)| *y = dot_q4_0(w, x, &block_sums)),
-            Dtype::Q4_1 => rows.for_each(|(w, y)| *y = dot_q4_1(w, x, &block_sums)),
-            Dtype::U8 => panic!("U8 holds packed bytes, not numbers"),
-        });
+        let row = |k| &row(task * rows_per_task + k)[..bytes];
+        pulp::Arch::new().dispatch(Dots { dtype, row, x, block_sums: &block_sums, y });
     });
+}
+
+/// Rows of one task; a struct and not a closure, so that the loop is surely compiled for the CPU's vectors.
+struct Dots<'a, F> {
+    dtype: Dtype,
+    row: F,
+    x: &'a [f32],
+    block_sums: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl<'w, F: Fn(usize) -> &'w [u8]> WithSimd for Dots<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (k, y) in self.y.iter_mut().enumerate() {
+            *y = dot_row(self.dtype, (self.row)(k), self.x, self.block_sums);
+        }
+    }
+}
+
+#[inline(always)]
+fn dot_row(dtype: Dtype, row: &[u8], x: &[f32], block_sums: &[f32]) -> f32 {
+    match dtype {
+        Dtype::F32 => dot_f32(row, x),
+        Dtype::F16 => dot_f16(row, x),
+        Dtype::Bf16 => dot_bf16(row, x),
+        Dtype::Q8_0 => dot_q8_0(row, x),
+        Dtype::Q4_0 => dot_q4_0(row, x, block_sums),
+        Dtype::Q4_1 => dot_q4_1(row, x, block_sums),
+        Dtype::U8 => panic!("U8 holds packed bytes, not numbers"),
+    }
 }
 
 /// `Σ_j a_j b_j` of two f32 slices of one length, in a fixed order.
@@ -78,17 +104,32 @@ fn total(mut sums: [f32; LANES]) -> f32 {
 
 #[inline(always)]
 fn dot_f32(row: &[u8], x: &[f32]) -> f32 {
-    dot_words::<4>(row, x, f32::from_le_bytes)
+    dot_words::<4>(
+        row,
+        x,
+        #[inline(always)]
+        |b| f32::from_le_bytes(b),
+    )
 }
 
 #[inline(always)]
 fn dot_f16(row: &[u8], x: &[f32]) -> f32 {
-    dot_words::<2>(row, x, |b| f16_value(u16::from_le_bytes(b)))
+    dot_words::<2>(
+        row,
+        x,
+        #[inline(always)]
+        |b| f16_value(u16::from_le_bytes(b)),
+    )
 }
 
 #[inline(always)]
 fn dot_bf16(row: &[u8], x: &[f32]) -> f32 {
-    dot_words::<2>(row, x, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16))
+    dot_words::<2>(
+        row,
+        x,
+        #[inline(always)]
+        |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16),
+    )
 }
 
 #[inline(always)]
@@ -132,7 +173,11 @@ fn scales<const BYTES: usize>(blocks: &[[u8; BYTES]], at: usize) -> [f32; GROUP]
     for (bits, block) in bits.iter_mut().zip(blocks) {
         *bits = u16::from_le_bytes([block[at], block[at + 1]]);
     }
-    bits.map(f16_value)
+    let mut values = [0.0; GROUP];
+    for k in 0..GROUP {
+        values[k] = f16_value(bits[k]);
+    }
+    values
 }
 
 #[inline(always)]

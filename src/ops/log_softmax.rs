@@ -1,5 +1,7 @@
 //! Statistics of rows of logits: `log p_i = z_i − log Σ_j e^{z_j}`.
 
+use pulp::{Simd, WithSimd};
+
 use super::exp::exp;
 
 /// Terms added in f32 before they join the f64 sum.
@@ -9,7 +11,8 @@ const LANES: usize = 16;
 /// `log Σ_j e^{z_j}`, in nats. Terms are f32 ([`super::exp::EXP_TOLERANCE`]), their sum is f64.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum = pulp::Arch::new().dispatch(|| sum_terms(logits, logits, |z, _| exp(z - largest)));
+    let term = |z: f32, _: f32| exp(z - largest);
+    let sum = pulp::Arch::new().dispatch(Terms { a: logits, b: logits, term });
     f64::from(largest) + sum.ln()
 }
 
@@ -27,7 +30,7 @@ pub fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let (p_total, q_total) = (log_sum_exp(p), log_sum_exp(q));
     let (p_shift, difference) = (p_total as f32, (q_total - p_total) as f32);
     let term = |p: f32, q: f32| exp(p - p_shift) * ((p - q) + difference);
-    pulp::Arch::new().dispatch(|| sum_terms(p, q, term)).max(0.0)
+    pulp::Arch::new().dispatch(Terms { a: p, b: q, term }).max(0.0)
 }
 
 /// The position of the largest logit; the first of equals.
@@ -38,24 +41,36 @@ pub fn argmax(logits: &[f32]) -> usize {
 }
 
 /// `Σ_i term(a_i, b_i)` in a fixed order: lanes of f32 within a chunk, chunks in f64.
-#[inline(always)]
-fn sum_terms(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f64 {
-    let mut sum = 0.0;
-    for (a, b) in a.chunks(CHUNK).zip(b.chunks(CHUNK)) {
-        let mut lanes = [0.0f32; LANES];
-        let (a, a_rest) = a.as_chunks::<LANES>();
-        let (b, b_rest) = b.as_chunks::<LANES>();
-        for (a, b) in a.iter().zip(b) {
-            for k in 0..LANES {
-                lanes[k] += term(a[k], b[k]);
+/// A struct and not a closure, so that the loop is surely compiled for the CPU's vectors.
+struct Terms<'a, F> {
+    a: &'a [f32],
+    b: &'a [f32],
+    term: F,
+}
+
+impl<F: Fn(f32, f32) -> f32> WithSimd for Terms<'_, F> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> f64 {
+        let Self { a, b, term } = self;
+        let mut sum = 0.0;
+        for (a, b) in a.chunks(CHUNK).zip(b.chunks(CHUNK)) {
+            let mut lanes = [0.0f32; LANES];
+            let (a, a_rest) = a.as_chunks::<LANES>();
+            let (b, b_rest) = b.as_chunks::<LANES>();
+            for (a, b) in a.iter().zip(b) {
+                for k in 0..LANES {
+                    lanes[k] += term(a[k], b[k]);
+                }
             }
+            for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+                *lane += term(*a, *b);
+            }
+            sum += lanes.iter().map(|v| f64::from(*v)).sum::<f64>();
         }
-        for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-            *lane += term(*a, *b);
-        }
-        sum += lanes.iter().map(|v| f64::from(*v)).sum::<f64>();
+        sum
     }
-    sum
 }
 
 #[cfg(test)]

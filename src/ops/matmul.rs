@@ -1,13 +1,15 @@
-use std::ops::Range;
-
 use faer::linalg::matmul::matmul as gemm;
 use faer::reborrow::ReborrowMut;
 use faer::traits::RealField;
 use faer::{Accum, MatMut, MatRef, Par};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 /// Numbers in one decoded tile of a weight: 4 MiB of f32, a part of a shared cache.
 pub const TILE_NUMBERS: usize = 1 << 20;
+
+/// Rows of activations in one task of a streamed product: many enough that packing the tile again costs little.
+const ROWS_PER_TASK: usize = 256;
 
 /// `C = A·B` (or `C += A·B`), all row-major; A is `m x k`, B is `k x n`, C is `m x n`.
 ///
@@ -56,33 +58,47 @@ pub fn matmul_streamed(
     let count = x.len() / cols;
     assert_eq!(x.len(), count * cols, "activations are whole rows of {cols}");
     assert_eq!(y.len(), count * out_rows, "{count} rows of {out_rows} to write");
-    let x = rows(x, count, cols);
-    let mut y = rows_mut(y, count, out_rows);
     let tile_rows = (TILE_NUMBERS / cols).clamp(1, out_rows.max(1));
     let mut tile = vec![0.0; tile_rows * cols];
     for start in (0..out_rows).step_by(tile_rows) {
         let range = start..(start + tile_rows).min(out_rows);
         let tile = &mut tile[..range.len() * cols];
-        decode(tile, cols, range.clone(), &read_row);
-        let columns = y.rb_mut().subcols_mut(start, range.len());
-        matmul(columns, accumulate, x, rows(tile, range.len(), cols).transpose());
+        decode(tile, cols, start, &read_row);
+        let tile = rows(tile, range.len(), cols).transpose();
+        let tasks = y.par_chunks_mut(ROWS_PER_TASK * out_rows).zip(x.par_chunks(ROWS_PER_TASK * cols));
+        tasks.for_each(|(y, x)| {
+            let count = x.len() / cols;
+            let mut y = rows_mut(y, count, out_rows);
+            let y = y.rb_mut().subcols_mut(range.start, range.len());
+            gemm(y, accumulate, rows(x, count, cols), tile, 1.0, Par::Seq);
+        });
     }
 }
 
-fn decode(
-    tile: &mut [f32],
-    cols: usize,
-    range: Range<usize>,
-    read_row: &(impl Fn(usize, &mut [f32]) + Sync),
-) {
+fn decode(tile: &mut [f32], cols: usize, start: usize, read_row: &(impl Fn(usize, &mut [f32]) + Sync)) {
     const ROWS_PER_TASK: usize = 32;
     tile.par_chunks_mut(cols * ROWS_PER_TASK).enumerate().for_each(|(task, out)| {
-        pulp::Arch::new().dispatch(|| {
-            for (row, out) in out.chunks_exact_mut(cols).enumerate() {
-                read_row(range.start + task * ROWS_PER_TASK + row, out);
-            }
-        });
+        pulp::Arch::new().dispatch(ReadRows { read_row, cols, start: start + task * ROWS_PER_TASK, out });
     });
+}
+
+/// Rows from `start` on; a struct and not a closure, so that the loop is surely compiled for the CPU's vectors.
+struct ReadRows<'a, F> {
+    read_row: &'a F,
+    cols: usize,
+    start: usize,
+    out: &'a mut [f32],
+}
+
+impl<F: Fn(usize, &mut [f32])> WithSimd for ReadRows<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (row, out) in self.out.chunks_exact_mut(self.cols).enumerate() {
+            (self.read_row)(self.start + row, out);
+        }
+    }
 }
 
 #[cfg(test)]

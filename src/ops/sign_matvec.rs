@@ -1,3 +1,4 @@
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 /// Bytes of a row whose tables are built together: 32 tables of 256 sums are 32 KiB, which stay in the first cache.
@@ -25,37 +26,51 @@ pub fn sign_matvec(bits: &[u8], x: &[f32], y: &mut [f32]) {
     let rows_per_task = (BYTES_PER_TASK / row_bytes).next_multiple_of(ROWS);
     let bits = bits.par_chunks(rows_per_task * row_bytes);
     y.par_chunks_mut(rows_per_task).zip(bits).for_each(|(y, bits)| {
-        pulp::Arch::new().dispatch(|| rows_of_signs(bits, x, y));
+        pulp::Arch::new().dispatch(SignRows { bits, x, y });
     });
 }
 
 /// Rows summed side by side, so that their additions overlap.
 const ROWS: usize = 4;
 
-#[inline(always)]
-fn rows_of_signs(bits: &[u8], x: &[f32], y: &mut [f32]) {
-    let row_bytes = x.len() / 8;
-    let mut tables = [[0.0f32; 256]; TABLES];
-    y.fill(0.0);
-    for (chunk, x) in x.as_chunks::<8>().0.chunks(TABLES).enumerate() {
-        for (table, x) in tables.iter_mut().zip(x) {
-            signed_sums(x, table);
-        }
-        let tables = &tables[..x.len()];
-        let at = chunk * TABLES;
-        let mut rows = bits.chunks_exact(row_bytes).map(|row| &row[at..at + x.len()]);
-        let (groups, rest) = y.as_chunks_mut::<ROWS>();
-        for y in groups {
-            let [Some(a), Some(b), Some(c), Some(d)] = std::array::from_fn(|_| rows.next()) else { return };
-            for ((((table, a), b), c), d) in tables.iter().zip(a).zip(b).zip(c).zip(d) {
-                y[0] += table[usize::from(*a)];
-                y[1] += table[usize::from(*b)];
-                y[2] += table[usize::from(*c)];
-                y[3] += table[usize::from(*d)];
+/// Rows of one task; a struct and not a closure, so that the loops are surely compiled for the CPU's vectors.
+struct SignRows<'a> {
+    bits: &'a [u8],
+    x: &'a [f32],
+    y: &'a mut [f32],
+}
+
+impl WithSimd for SignRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { bits, x, y } = self;
+        let row_bytes = x.len() / 8;
+        let mut tables = [[0.0f32; 256]; TABLES];
+        y.fill(0.0);
+        for (chunk, x) in x.as_chunks::<8>().0.chunks(TABLES).enumerate() {
+            for (table, x) in tables.iter_mut().zip(x) {
+                signed_sums(x, table);
             }
-        }
-        for (y, row) in rest.iter_mut().zip(rows) {
-            *y += tables.iter().zip(row).map(|(table, byte)| table[usize::from(*byte)]).sum::<f32>();
+            let tables = &tables[..x.len()];
+            let at = chunk * TABLES;
+            let mut rows = bits.chunks_exact(row_bytes).map(|row| &row[at..at + x.len()]);
+            let (groups, rest) = y.as_chunks_mut::<ROWS>();
+            for y in groups {
+                let [Some(a), Some(b), Some(c), Some(d)] = std::array::from_fn(|_| rows.next()) else {
+                    return;
+                };
+                for ((((table, a), b), c), d) in tables.iter().zip(a).zip(b).zip(c).zip(d) {
+                    y[0] += table[usize::from(*a)];
+                    y[1] += table[usize::from(*b)];
+                    y[2] += table[usize::from(*c)];
+                    y[3] += table[usize::from(*d)];
+                }
+            }
+            for (y, row) in rest.iter_mut().zip(rows) {
+                *y += tables.iter().zip(row).map(|(table, byte)| table[usize::from(*byte)]).sum::<f32>();
+            }
         }
     }
 }

@@ -1,3 +1,4 @@
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::exp::exp;
@@ -7,12 +8,25 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gate and up have one shape");
     const NUMBERS_PER_TASK: usize = 1 << 15;
     gate.par_chunks_mut(NUMBERS_PER_TASK).zip(up.par_chunks(NUMBERS_PER_TASK)).for_each(|(gate, up)| {
-        pulp::Arch::new().dispatch(|| {
-            for (g, u) in gate.iter_mut().zip(up) {
-                *g = *g / (1.0 + exp(-*g)) * u;
-            }
-        });
+        pulp::Arch::new().dispatch(Gated { gate, up });
     });
+}
+
+/// One task; a struct and not a closure, so that the loop is surely compiled for the CPU's vectors.
+struct Gated<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl WithSimd for Gated<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (g, u) in self.gate.iter_mut().zip(self.up) {
+            *g = *g / (1.0 + exp(-*g)) * u;
+        }
+    }
 }
 
 #[cfg(test)]
