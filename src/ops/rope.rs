@@ -1,0 +1,68 @@
+/// Cosines and sines of rotary position embeddings for a run of positions.
+///
+/// Position p turns the pair `(x_i, x_{i + d/2})` of every head by the angle `p·θ^(-2i/d)`: Hugging Face's half-split order
+/// of Su et al. 2021, eq. 34. Angles are computed in f64.
+///
+/// | symbol | argument | meaning |
+/// |---|---|---|
+/// | d | `head_dim` | numbers in a head, even |
+/// | θ | `theta` | base of the frequencies |
+pub struct Rotation {
+    half: usize,
+    /// Per position, d/2 pairs (cos, sin).
+    turns: Vec<(f32, f32)>,
+}
+
+impl Rotation {
+    pub fn new(head_dim: usize, theta: f64, positions: std::ops::Range<usize>) -> Self {
+        let half = head_dim / 2;
+        let frequencies: Vec<f64> =
+            (0..half).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+        let turn = |position: usize| {
+            frequencies.iter().map(move |f| {
+                let (sin, cos) = (position as f64 * f).sin_cos();
+                (cos as f32, sin as f32)
+            })
+        };
+        Self { half, turns: positions.flat_map(turn).collect() }
+    }
+
+    /// Turns every head of `x` (rows of whole heads, one row a position), in place.
+    pub fn apply(&self, x: &mut [f32], width: usize) {
+        assert_eq!(x.len() / width * self.half, self.turns.len(), "one row a position");
+        for (x, turns) in x.chunks_exact_mut(width).zip(self.turns.chunks_exact(self.half)) {
+            for head in x.chunks_exact_mut(2 * self.half) {
+                let (first, second) = head.split_at_mut(self.half);
+                for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(turns) {
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_depend_on_the_distance_only() {
+        let (q, k) = ([0.3f32, -1.2, 0.7, 0.4], [1.1f32, 0.2, -0.5, 0.9]);
+        let product = |at_q: usize, at_k: usize| -> f32 {
+            let (mut q, mut k) = (q, k);
+            Rotation::new(4, 10_000.0, at_q..at_q + 1).apply(&mut q, 4);
+            Rotation::new(4, 10_000.0, at_k..at_k + 1).apply(&mut k, 4);
+            q.iter().zip(k).map(|(q, k)| q * k).sum()
+        };
+        assert!((product(9, 4) - product(105, 100)).abs() < 1e-5);
+        assert!((product(9, 4) - product(9, 5)).abs() > 1e-3);
+    }
+
+    #[test]
+    fn a_quarter_turn_by_hand() {
+        // d = 2: the one frequency is 1; position 0 leaves x alone, and position 1 turns it by one radian.
+        let mut x = [1.0f32, 0.0, 1.0, 0.0];
+        Rotation::new(2, 10_000.0, 0..2).apply(&mut x, 2);
+        assert_eq!(x, [1.0, 0.0, 1f32.cos(), 1f32.sin()]);
+    }
+}
