@@ -79,6 +79,11 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The token of this id, as the vocabulary spells it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The contents of a tokenizer.json that gives the same ids.
     pub fn to_json(&self) -> Result<String, TokenizerError> {
         self.inner.to_string(false).map_err(|error| TokenizerError::Build(error.to_string()))
