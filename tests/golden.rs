@@ -11,6 +11,7 @@ use lapidary::compress::gauge::{rotate_to_signs, signs_and_magnitudes};
 use lapidary::compress::latents::Spectrum;
 use lapidary::compress::metric::{Judge, Metric, Problem};
 use lapidary::compress::refine::{flip_rows, search_columns};
+use lapidary::compress::round::round_to_payload;
 use lapidary::compress::scales::{fit_g, fit_h, fit_l, scale_sweeps};
 use serde_json::Value;
 
@@ -217,5 +218,23 @@ fn errors_never_rise() {
         let judge = Judge::new(problem.weight.as_ref(), context.damped.as_ref());
         let rel = judge.relative_error(product(&paths).as_ref());
         assert_number(rel, (error / problem.energy).sqrt(), STEP);
+    }
+}
+
+#[test]
+fn payload_to_the_byte() {
+    let Some(golden) = Golden::load() else { return };
+    let paths = golden.paths(&format!("/{}", golden.at("/payload/of").as_str().unwrap()));
+    let payload = round_to_payload(&paths).unwrap();
+    let hex: String = payload.bytes().as_slice().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, golden.at("/payload/hex").as_str().unwrap());
+    let dense = payload.dequantise();
+    let dense = Mat::from_fn(payload.rows(), payload.cols(), |i, j| dense[i * payload.cols() + j]);
+    assert_close(dense.as_ref(), golden.matrix("/payload/dequantised").as_ref(), STEP);
+    let weight = golden.matrix("/W");
+    for (gram, rel) in [("/gram_fit", "/payload/fit_rel"), ("/gram_heldout", "/payload/heldout_rel")] {
+        let gram = golden.matrix(gram);
+        let judge = Judge::new(weight.as_ref(), gram.as_ref());
+        assert_number(judge.relative_error(dense.as_ref()), golden.number(rel), STEP);
     }
 }

@@ -21,7 +21,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn modules_used(text: &str) -> BTreeSet<String> {
-    let name = |rest: &str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned();
+    let name =
+        |rest: &str| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned();
     text.match_indices("crate::").map(|(at, found)| name(&text[at + found.len()..])).collect()
 }
 

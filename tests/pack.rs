@@ -30,7 +30,11 @@ impl Folder {
     fn pack(&self, output: &str, more: &[&str]) -> Command {
         let mut command = lapidary();
         command.arg("pack").arg(common::tiny("")).arg("--plan").arg(self.path("plan.toml"));
-        command.arg("--text").arg(common::tiny("calibration.txt")).args(["--window", "128", "-o"]).arg(self.path(output));
+        command
+            .arg("--text")
+            .arg(common::tiny("calibration.txt"))
+            .args(["--window", "128", "-o"])
+            .arg(self.path(output));
         command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -52,25 +56,35 @@ fn failure(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert!(!output.status.success());
     // miette wraps its lines.
-    String::from_utf8_lossy(&output.stderr).replace("\n  │ ", " ").split_whitespace().collect::<Vec<_>>().join(" ")
+    String::from_utf8_lossy(&output.stderr)
+        .replace("\n  │ ", " ")
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[track_caller]
 fn assert_same_files(one: &Path, other: &Path) {
     let names = |folder: &Path| {
-        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
     };
     assert_eq!(names(one), names(other));
     for name in names(one) {
-        assert!(fs::read(one.join(&name)).unwrap() == fs::read(other.join(&name)).unwrap(), "{name:?} differs");
+        assert!(
+            fs::read(one.join(&name)).unwrap() == fs::read(other.join(&name)).unwrap(),
+            "{name:?} differs"
+        );
     }
 }
 
 fn records(partial: &Path) -> usize {
     let Ok(entries) = fs::read_dir(partial) else { return 0 };
-    entries.filter(|entry| entry.as_ref().is_ok_and(|e| e.path().extension().is_some_and(|x| x == "json"))).count()
+    entries
+        .filter(|entry| entry.as_ref().is_ok_and(|e| e.path().extension().is_some_and(|x| x == "json")))
+        .count()
 }
 
 #[test]
@@ -98,7 +112,17 @@ fn the_whole_model_is_packed_verified_and_runs() {
     assert_eq!(verified["faults"], serde_json::json!([]));
     let eval = |model: &Path, more: &[&str]| -> Value {
         let (text, model) = (common::tiny("test.txt"), model.to_str().unwrap());
-        let mut words = vec!["eval", model, "--text", text.to_str().unwrap(), "--window", "128", "--windows", "40", "--json"];
+        let mut words = vec![
+            "eval",
+            model,
+            "--text",
+            text.to_str().unwrap(),
+            "--window",
+            "128",
+            "--windows",
+            "40",
+            "--json",
+        ];
         words.extend(more);
         serde_json::from_str(&run(&words)).unwrap()
     };
@@ -158,7 +182,9 @@ fn a_foreign_or_finished_journal_is_refused() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(failure(folder.pack("out", &[])).contains("interrupted run; continue it with --resume"));
-    assert!(failure(folder.pack("out", &["--resume", "--fit-tokens", "2560"])).contains("another calibration"));
+    assert!(
+        failure(folder.pack("out", &["--resume", "--fit-tokens", "2560"])).contains("another calibration")
+    );
     assert!(failure(folder.pack("out", &["--resume", "--recipe", "dual-svid"])).contains("another recipe"));
     success(folder.pack("out", &["--resume"]));
     assert!(failure(folder.pack("out", &[])).contains("exists already"));
@@ -177,7 +203,10 @@ fn a_full_disk_leaves_a_journal_that_resumes() {
         let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
         let program = pack.get_program().to_str().unwrap();
         // In blocks of 512 bytes: above every payload, below the residual stream and the model.
-        command.args(["-c", &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {} {more}", words.join(" "))]);
+        command.args([
+            "-c",
+            &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {} {more}", words.join(" ")),
+        ]);
         command
     };
     let message = failure(limited(""));

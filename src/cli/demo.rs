@@ -45,16 +45,22 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let began = Instant::now();
     let kept = args.output.is_some();
-    let folder = args.output.unwrap_or_else(|| {
-        std::env::temp_dir().join(format!("lapidary-demo-{}", std::process::id()))
-    });
-    std::fs::create_dir(&folder).into_diagnostic().wrap_err_with(|| format!("cannot create {}", folder.display()))?;
+    let folder = args
+        .output
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("lapidary-demo-{}", std::process::id())));
+    std::fs::create_dir(&folder)
+        .into_diagnostic()
+        .wrap_err_with(|| format!("cannot create {}", folder.display()))?;
     let report = show(&folder);
     if !kept {
         std::fs::remove_dir_all(&folder).into_diagnostic().wrap_err_with(|| folder.display().to_string())?;
     }
     print(&report?)?;
-    let place = if kept { format!("the models are in {}", folder.display()) } else { "keep the models with -o DIR".into() };
+    let place = if kept {
+        format!("the models are in {}", folder.display())
+    } else {
+        "keep the models with -o DIR".into()
+    };
     print(&format!("{:.1} s; {place}", began.elapsed().as_secs_f64()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -120,7 +126,8 @@ nvg fits to what each layer sees in a calibration text; dual-svid looks at the w
 ";
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&["model", "bits", "size", "error", "perplexity", "KL", "agree", PROMPTS[0], PROMPTS[1]]);
+    let mut table =
+        Table::new(&["model", "bits", "size", "error", "perplexity", "KL", "agree", PROMPTS[0], PROMPTS[1]]);
     for row in rows {
         let divergence = row.scores.divergence.as_ref();
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());

@@ -77,7 +77,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut lines = vec![format!("perplexity  {:.3}", scores.perplexity)];
     if let Some(divergence) = &scores.divergence {
         lines.push(format!("original    {:.3}", divergence.original_perplexity));
-        lines.push(format!("mean KL     {:.4} nats (99th percentile {:.4})", divergence.mean_kl, divergence.p99_kl));
+        lines.push(format!(
+            "mean KL     {:.4} nats (99th percentile {:.4})",
+            divergence.mean_kl, divergence.p99_kl
+        ));
         lines.push(format!("top-1       {:.1} % agree", 100.0 * divergence.top1_agreement));
     }
     lines.push(format!("protocol    {protocol}"));

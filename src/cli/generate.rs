@@ -73,7 +73,9 @@ fn continue_text(
         prompt.extend(config.eos.first().or(config.bos.as_ref()));
     }
     if prompt.is_empty() {
-        return Err(miette!("the prompt is empty and the model names no token to start from; give a prompt with -p"));
+        return Err(miette!(
+            "the prompt is empty and the model names no token to start from; give a prompt with -p"
+        ));
     }
     let room = config.max_positions.saturating_sub(prompt.len());
     let most = args.max_tokens.min(room);
@@ -83,7 +85,8 @@ fn continue_text(
     let prefill_rate = prompt.len() as f64 / began.elapsed().as_secs_f64();
     let mut stream = tokenizer.stream();
     let (began, mut written) = (Instant::now(), 0);
-    let mut ended = if most < args.max_tokens { "the model's context is full" } else { "the limit is reached (-n)" };
+    let mut ended =
+        if most < args.max_tokens { "the model's context is full" } else { "the limit is reached (-n)" };
     while written < most {
         let token = sampler.next(&logits);
         if config.eos.contains(&token) {
@@ -101,5 +104,11 @@ fn continue_text(
     if let Some(piece) = stream.finish().into_diagnostic()? {
         show(&piece).into_diagnostic()?;
     }
-    Ok(Finished { prompt: prompt.len(), prefill_rate, written, rate: written as f64 / began.elapsed().as_secs_f64(), ended })
+    Ok(Finished {
+        prompt: prompt.len(),
+        prefill_rate,
+        written,
+        rate: written as f64 / began.elapsed().as_secs_f64(),
+        ended,
+    })
 }

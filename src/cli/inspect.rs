@@ -37,7 +37,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
 }
 
 fn packing_of(model: &Path) -> Result<Option<Packing>> {
-    if model.join("packing.json").is_file() { Packing::read(model).map(Some).into_diagnostic() } else { Ok(None) }
+    if model.join("packing.json").is_file() {
+        Packing::read(model).map(Some).into_diagnostic()
+    } else {
+        Ok(None)
+    }
 }
 
 /// Weights and stored bytes of everything.
@@ -58,7 +62,11 @@ fn size(checkpoint: &Checkpoint, layers: &[(String, &Linear)]) -> Result<(u64, u
     Ok((weights, bytes))
 }
 
-fn as_text(checkpoint: &Checkpoint, layers: &[(String, &Linear)], packing: Option<&Packing>) -> Result<String> {
+fn as_text(
+    checkpoint: &Checkpoint,
+    layers: &[(String, &Linear)],
+    packing: Option<&Packing>,
+) -> Result<String> {
     let config = checkpoint.config();
     let (weights, bytes) = size(checkpoint, layers)?;
     let mut text = format!(
@@ -82,7 +90,11 @@ fn as_text(checkpoint: &Checkpoint, layers: &[(String, &Linear)], packing: Optio
         let totals = &packing.totals;
         text += &format!(
             "packed by lapidary {} from {} with {}: body {:.3} bits a weight (asked for {:.3})\n",
-            packing.lapidary, packing.source.name, packing.recipe.name, totals.body_bits, totals.requested_bits
+            packing.lapidary,
+            packing.source.name,
+            packing.recipe.name,
+            totals.body_bits,
+            totals.requested_bits
         );
     }
     let mut table = Table::new(&["layer", "shape", "stored", "bits", "fit error", "held-out error"]);

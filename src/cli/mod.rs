@@ -65,7 +65,10 @@ fn is_broken_pipe(error: &miette::Report) -> bool {
 fn print(text: &str) -> Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()).into_diagnostic()
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.write_all(b"\n"))
+        .and_then(|()| out.flush())
+        .into_diagnostic()
 }
 
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
@@ -74,7 +77,8 @@ fn print_json(value: &impl serde::Serialize) -> Result<()> {
 
 fn open(path: &Path) -> Result<(Checkpoint, Decoder)> {
     let checkpoint = Checkpoint::open(path).into_diagnostic()?;
-    let decoder = Decoder::load(&checkpoint).into_diagnostic().wrap_err_with(|| path.display().to_string())?;
+    let decoder =
+        Decoder::load(&checkpoint).into_diagnostic().wrap_err_with(|| path.display().to_string())?;
     Ok((checkpoint, decoder))
 }
 

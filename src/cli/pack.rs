@@ -63,7 +63,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let checkpoint = Checkpoint::open(&args.model).into_diagnostic()?;
     let plan = match (&args.plan, args.bits) {
         (Some(file), bits) => {
-            let text = std::fs::read_to_string(file).into_diagnostic().wrap_err_with(|| file.display().to_string())?;
+            let text = std::fs::read_to_string(file)
+                .into_diagnostic()
+                .wrap_err_with(|| file.display().to_string())?;
             Plan::from_toml(&text, bits).into_diagnostic().wrap_err_with(|| file.display().to_string())?
         }
         (None, bits) => Plan::uniform(bits.unwrap_or(1.0)),
@@ -114,7 +116,11 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
         lines.push("stays dense:".into());
         lines.extend(dense.iter().map(|(name, reason)| format!("  {name}: {reason}")));
     }
-    lines.push(format!("written to {}; try: lapidary generate {} -p \"...\"", output.display(), output.display()));
+    lines.push(format!(
+        "written to {}; try: lapidary generate {} -p \"...\"",
+        output.display(),
+        output.display()
+    ));
     lines.join("\n")
 }
 

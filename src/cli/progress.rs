@@ -72,7 +72,8 @@ impl Observer for PackProgress {
 }
 
 fn tensor_line(name: &str, record: &Record, took: Option<Duration>) -> String {
-    let time = took.map_or_else(|| "from the journal".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()));
+    let time =
+        took.map_or_else(|| "from the journal".to_owned(), |took| format!("{:.1} s", took.as_secs_f64()));
     match record {
         Record::Dense { reason } => format!("{name}: stays dense: {reason}"),
         Record::Packed { quality, .. } => {
@@ -80,7 +81,10 @@ fn tensor_line(name: &str, record: &Record, took: Option<Duration>) -> String {
                 || format!("weight error {:.4}", quality.weight_rel),
                 |rel| format!("held-out error {rel:.4}"),
             );
-            format!("{name}: {} x rank {}, {:.3} bits, {rel}, {time}", quality.paths, quality.rank, quality.delivered_bits)
+            format!(
+                "{name}: {} x rank {}, {:.3} bits, {rel}, {time}",
+                quality.paths, quality.rank, quality.delivered_bits
+            )
         }
     }
 }

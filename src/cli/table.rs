@@ -20,7 +20,11 @@ impl std::fmt::Display for Table {
         let widths: Vec<usize> = (0..columns).map(width).collect();
         for (index, row) in self.rows.iter().enumerate() {
             let cells: Vec<String> = (row.iter().zip(&widths).enumerate())
-                .map(|(c, (cell, width))| if c == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+                .map(
+                    |(c, (cell, width))| {
+                        if c == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                    },
+                )
                 .collect();
             writeln!(f, "{}", cells.join("  ").trim_end())?;
             if index == 0 {

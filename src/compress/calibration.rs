@@ -80,7 +80,10 @@ fn split(windows: &Windows, params: CalibrationParams) -> Result<(usize, usize),
         }
         (fit, heldout) => {
             let heldout = heldout.map_or(whole(HELDOUT_TOKENS).max(1), whole);
-            (fit.map_or_else(|| available.saturating_sub(heldout).min(whole(FIT_TOKENS).max(1)), whole), heldout)
+            (
+                fit.map_or_else(|| available.saturating_sub(heldout).min(whole(FIT_TOKENS).max(1)), whole),
+                heldout,
+            )
         }
     };
     if fit == 0 || heldout == 0 {

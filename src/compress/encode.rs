@@ -57,7 +57,6 @@ impl Fit {
     pub fn product(&self) -> Mat<f64> {
         product(&self.paths)
     }
-
 }
 
 /// Fits `count` paths (1 or 2) of rank `rank` to the problem.

@@ -55,7 +55,9 @@ pub enum JournalError {
     Foreign { folder: PathBuf, what: String },
     #[error("{file} is damaged ({problem}); delete it and resume, and that part is computed again")]
     Damaged { file: PathBuf, problem: String },
-    #[error("{file}: {source}; what was finished is safe, free some space or mend the folder and run again with --resume")]
+    #[error(
+        "{file}: {source}; what was finished is safe, free some space or mend the folder and run again with --resume"
+    )]
     Io { file: PathBuf, source: io::Error },
 }
 
@@ -128,7 +130,12 @@ impl Journal {
         Ok(Some((record, Some(payload))))
     }
 
-    pub fn write_packed(&self, name: &str, payload: &Payload, quality: Quality) -> Result<Record, JournalError> {
+    pub fn write_packed(
+        &self,
+        name: &str,
+        payload: &Payload,
+        quality: Quality,
+    ) -> Result<Record, JournalError> {
         let bytes = payload.bytes().as_slice();
         self.write(&format!("{name}.blr"), bytes)?;
         let record = Record::Packed { quality, sha256: hex(&Sha256::digest(bytes)) };
@@ -147,7 +154,8 @@ impl Journal {
         for layer in (0..layers).rev() {
             let file = self.hidden(layer);
             if file.is_file() {
-                let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
+                let bytes =
+                    fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
                 let (numbers, rest) = bytes.as_chunks::<4>();
                 if !rest.is_empty() {
                     return Err(damaged(&file, "its length is not a multiple of 4"));

@@ -17,9 +17,13 @@ use crate::ops::Dtype;
 
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
-    #[error("{file}: {source}; the packed tensors are safe in the journal, mend this and run again with --resume")]
+    #[error(
+        "{file}: {source}; the packed tensors are safe in the journal, mend this and run again with --resume"
+    )]
     Io { file: PathBuf, source: io::Error },
-    #[error("model.safetensors: {0}; the packed tensors are safe in the journal, mend this and run again with --resume")]
+    #[error(
+        "model.safetensors: {0}; the packed tensors are safe in the journal, mend this and run again with --resume"
+    )]
     Safetensors(#[from] safetensors::SafeTensorError),
     #[error("tensor `{tensor}` stays dense, but its value {value} at number {index} does not fit {dtype}")]
     Overflow { tensor: String, index: usize, value: f32, dtype: Dtype },
@@ -159,10 +163,21 @@ impl Stored {
         let mut row = vec![0.0; tensor.cols()];
         for i in 0..tensor.rows() {
             tensor.read_row(i, &mut row);
-            let fits = |v: &f32| if dtype == Dtype::Bf16 { bf16::from_f32(*v).is_finite() } else { f16::from_f32(*v).is_finite() };
+            let fits = |v: &f32| {
+                if dtype == Dtype::Bf16 {
+                    bf16::from_f32(*v).is_finite()
+                } else {
+                    f16::from_f32(*v).is_finite()
+                }
+            };
             if let Some(j) = row.iter().position(|v| !fits(v)) {
                 let index = i * row.len() + j;
-                return Err(OutputError::Overflow { tensor: tensor.name.clone(), index, value: row[j], dtype });
+                return Err(OutputError::Overflow {
+                    tensor: tensor.name.clone(),
+                    index,
+                    value: row[j],
+                    dtype,
+                });
             }
         }
         Ok(())
@@ -208,8 +223,10 @@ fn to_half(tensor: &Tensor, dtype: Dtype) -> Vec<u8> {
 }
 
 fn config_json(checkpoint: &Checkpoint, entries: &[TensorEntry]) -> Value {
-    let mut config =
-        checkpoint.raw_config().cloned().unwrap_or_else(|| checkpoint.config().to_hf_json(checkpoint.half_dtype()));
+    let mut config = checkpoint
+        .raw_config()
+        .cloned()
+        .unwrap_or_else(|| checkpoint.config().to_hf_json(checkpoint.half_dtype()));
     let dense: Vec<&str> = (entries.iter())
         .filter(|entry| matches!(entry.record, Record::Dense { .. }))
         .map(|entry| entry.name.as_str())

@@ -66,7 +66,9 @@ pub struct TensorEntry {
 pub enum PackingError {
     #[error("{file}: cannot be read: {source}")]
     Unreadable { file: PathBuf, source: io::Error },
-    #[error("{file}: {source}; the folder is damaged or was written by another version, pack the model again")]
+    #[error(
+        "{file}: {source}; the folder is damaged or was written by another version, pack the model again"
+    )]
     Json { file: PathBuf, source: serde_json::Error },
 }
 
@@ -94,7 +96,8 @@ impl Packing {
     /// Reads `folder/packing.json`.
     pub fn read(folder: &Path) -> Result<Self, PackingError> {
         let file = folder.join("packing.json");
-        let bytes = std::fs::read(&file).map_err(|source| PackingError::Unreadable { file: file.clone(), source })?;
+        let bytes =
+            std::fs::read(&file).map_err(|source| PackingError::Unreadable { file: file.clone(), source })?;
         serde_json::from_slice(&bytes).map_err(|source| PackingError::Json { file, source })
     }
 
@@ -117,10 +120,9 @@ impl Totals {
             .collect();
         let weights: usize = packed.iter().map(|(weights, _)| weights).sum();
         let per_weight = |bits: f64| if weights == 0 { 0.0 } else { bits / weights as f64 };
-        let mean = |rels: Vec<f64>| {
-            (!rels.is_empty()).then(|| rels.iter().sum::<f64>() / rels.len() as f64)
-        };
-        let (all_weights, bytes) = stored.iter().fold((0, 0), |(w, b), (weights, bytes)| (w + weights, b + bytes));
+        let mean = |rels: Vec<f64>| (!rels.is_empty()).then(|| rels.iter().sum::<f64>() / rels.len() as f64);
+        let (all_weights, bytes) =
+            stored.iter().fold((0, 0), |(w, b), (weights, bytes)| (w + weights, b + bytes));
         Self {
             packed_tensors: packed.len(),
             dense_tensors: tensors.len() - packed.len(),

@@ -47,7 +47,9 @@ pub enum PackError {
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Decoder(#[from] DecoderError),
-    #[error("tensor `{tensor}` holds {value} at row {row}, column {col}; the weights are damaged, fetch the model again")]
+    #[error(
+        "tensor `{tensor}` holds {value} at row {row}, column {col}; the weights are damaged, fetch the model again"
+    )]
     Weight { tensor: String, row: usize, col: usize, value: f32 },
     #[error(transparent)]
     Activation(#[from] ActivationError),
@@ -62,7 +64,11 @@ pub enum PackError {
 /// Packs a model block by block: calibrate, encode, run the block packed, go on. Cost is linear in depth.
 ///
 /// Interrupted at any moment, a run with `resume` continues and gives the same bytes. Returns what packing.json says.
-pub fn pack(checkpoint: &Checkpoint, params: PackParams, observer: &dyn Observer) -> Result<Packing, PackError> {
+pub fn pack(
+    checkpoint: &Checkpoint,
+    params: PackParams,
+    observer: &dyn Observer,
+) -> Result<Packing, PackError> {
     let finished = params.output.exists();
     // A run killed between putting the result in place and removing its journal has only the latter left to do.
     if finished && !(params.resume && Journal::folder_of(&params.output).is_dir()) {
@@ -102,7 +108,14 @@ pub fn pack(checkpoint: &Checkpoint, params: PackParams, observer: &dyn Observer
         journal.remove()?;
         return Ok(Packing::read(&params.output).map_err(OutputError::from)?);
     }
-    let mut run = Run { decoder: Decoder::load(checkpoint)?, identity: &identity, assignments, calibration, journal, observer };
+    let mut run = Run {
+        decoder: Decoder::load(checkpoint)?,
+        identity: &identity,
+        assignments,
+        calibration,
+        journal,
+        observer,
+    };
     run.all_blocks()?;
     observer.event(Event::Writing);
     let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &params.output)?;
@@ -153,7 +166,9 @@ impl Run<'_> {
                 jobs.par_iter().try_for_each(|job| self.encode(layer, job, &inputs))?;
             }
             self.install(layer)?;
-            if let Some(calibration) = self.calibration.as_ref().filter(|_| layer >= first && layer + 1 < layers) {
+            if let Some(calibration) =
+                self.calibration.as_ref().filter(|_| layer >= first && layer + 1 < layers)
+            {
                 let steps = positions;
                 self.observer.event(Event::Stage { layer, stage: Stage::Advance, steps });
                 let tick = |rows| self.observer.event(Event::Step(rows));
@@ -220,7 +235,12 @@ impl Run<'_> {
     }
 
     /// What the encoder needs to know of each input that an open job reads; an error there keeps its layers dense.
-    fn inputs(&self, layer: usize, jobs: &[Job], hidden: &[f32]) -> Result<[Option<Result<Input, String>>; 4], PackError> {
+    fn inputs(
+        &self,
+        layer: usize,
+        jobs: &[Job],
+        hidden: &[f32],
+    ) -> Result<[Option<Result<Input, String>>; 4], PackError> {
         let mut grams: [Option<Grams>; 4] = [const { None }; 4];
         if let Some(calibration) = &self.calibration {
             let steps = calibration.windows.tokens().len();
@@ -252,16 +272,26 @@ impl Run<'_> {
         Ok(Input { context, grams })
     }
 
-    fn encode(&self, layer: usize, job: &Job, inputs: &[Option<Result<Input, String>>; 4]) -> Result<(), PackError> {
+    fn encode(
+        &self,
+        layer: usize,
+        job: &Job,
+        inputs: &[Option<Result<Input, String>>; 4],
+    ) -> Result<(), PackError> {
         let began = Instant::now();
         let name = job.name.prefix(layer);
         let record = match &inputs[job.name.site() as usize] {
             Some(Ok(input)) => {
                 let Linear::Dense(tensor) = self.decoder.linear(layer, job.name) else {
-                    return Err(PackError::AlreadyPacked { path: self.journal.folder().into(), tensor: name });
+                    return Err(PackError::AlreadyPacked {
+                        path: self.journal.folder().into(),
+                        tensor: name,
+                    });
                 };
                 match encode_tensor(read_weight(tensor)?, input, job.budget, &self.identity.recipe) {
-                    Outcome::Packed(packed) => self.journal.write_packed(&name, &packed.payload, packed.quality)?,
+                    Outcome::Packed(packed) => {
+                        self.journal.write_packed(&name, &packed.payload, packed.quality)?
+                    }
                     Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
                 }
             }
@@ -295,4 +325,3 @@ fn read_weight(tensor: &Tensor) -> Result<Mat<f64>, PackError> {
     }
     Ok(Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j])))
 }
-

@@ -58,7 +58,9 @@ pub enum PlanError {
     Bits { what: String, value: f64 },
     #[error("kv_factor is {0}: it must be above 0 and at most 16")]
     Factor(f64),
-    #[error("[layers.{key:?}]: give one layer (\"3\") or a range (\"3-7\") below {layers}, the model's number of layers")]
+    #[error(
+        "[layers.{key:?}]: give one layer (\"3\") or a range (\"3-7\") below {layers}, the model's number of layers"
+    )]
     Layers { key: String, layers: usize },
     #[error("[layers.{first:?}] and [layers.{second:?}] both name layer {layer}")]
     Overlap { first: String, second: String, layer: usize },
@@ -111,7 +113,12 @@ impl Plan {
         }
     }
 
-    fn assign(&self, name: LinearName, own: Option<&Entry>, layer: Option<&Entry>) -> Result<Assignment, PlanError> {
+    fn assign(
+        &self,
+        name: LinearName,
+        own: Option<&Entry>,
+        layer: Option<&Entry>,
+    ) -> Result<Assignment, PlanError> {
         let entries = || own.into_iter().chain(layer);
         // An entry that gives bits packs its tensor, also inside a layer that is kept dense.
         let first = entries().find(|entry| entry.keep_dense.is_some() || entry.bits.is_some());

@@ -74,8 +74,10 @@ pub fn encode_tensor(weight: Mat<f64>, input: &Input, budget: Budget, recipe: &R
         Err(error) => return Outcome::Dense(error.to_string()),
     };
     let candidate = |paths: usize| -> Result<Candidate, String> {
-        let rank = rank_for(m, n, paths, budget).ok_or_else(|| format!("a side of {m}x{n} is below 8, the smallest rank"))?;
-        let fit = fit_paths(&problem, &spectrum, paths, rank.rank, &recipe.params).map_err(|e| e.to_string())?;
+        let rank = rank_for(m, n, paths, budget)
+            .ok_or_else(|| format!("a side of {m}x{n} is below 8, the smallest rank"))?;
+        let fit =
+            fit_paths(&problem, &spectrum, paths, rank.rank, &recipe.params).map_err(|e| e.to_string())?;
         Ok(Candidate { fit, rank })
     };
     let chosen = match recipe.paths {
@@ -110,7 +112,8 @@ fn finish(chosen: Candidate, problem: &Problem<'_>, input: &Input, budget: Budge
     let (m, n) = problem.weight.shape();
     let payload = round_to_payload(&fit.paths).map_err(|e| e.to_string())?;
     let stored = dequantised(&payload, n);
-    let rel = |gram: MatRef<'_, f64>| Judge::new(problem.weight.as_ref(), gram).relative_error(stored.as_ref());
+    let rel =
+        |gram: MatRef<'_, f64>| Judge::new(problem.weight.as_ref(), gram).relative_error(stored.as_ref());
     let weight_rel = (&problem.weight - &stored).norm_l2() / problem.weight.norm_l2();
     let quality = Quality {
         paths: fit.paths.len(),

@@ -45,7 +45,10 @@ pub fn verify(folder: &Path) -> Result<Verification, VerifyError> {
     }
     let expected = checkpoint.config().layers * LinearName::ALL.len();
     if packing.tensors.len() != expected {
-        faults.push(format!("packing.json lists {} linear layers instead of {expected}", packing.tensors.len()));
+        faults.push(format!(
+            "packing.json lists {} linear layers instead of {expected}",
+            packing.tensors.len()
+        ));
     }
     let mut shapes = BTreeMap::new();
     for layer in 0..checkpoint.config().layers {
@@ -54,8 +57,10 @@ pub fn verify(folder: &Path) -> Result<Verification, VerifyError> {
     for entry in &packing.tensors {
         match shapes.remove(&entry.name) {
             Some(shape) if shape == entry.shape => {}
-            Some(shape) => faults.push(format!("{}: packing.json says {:?}, config.json {shape:?}", entry.name, entry.shape)),
-            None => faults.push(format!("{}: packing.json lists it twice, or the model has no such layer", entry.name)),
+            Some(shape) => faults
+                .push(format!("{}: packing.json says {:?}, config.json {shape:?}", entry.name, entry.shape)),
+            None => faults
+                .push(format!("{}: packing.json lists it twice, or the model has no such layer", entry.name)),
         }
         if let Some(fault) = check_tensor(&checkpoint, &entry.name, &entry.record) {
             faults.push(format!("{}: {fault}", entry.name));

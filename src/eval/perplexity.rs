@@ -40,7 +40,9 @@ pub struct Divergence {
 pub enum EvalError {
     #[error(transparent)]
     Decoder(#[from] DecoderError),
-    #[error("the two models have vocabularies of {model} and {original} tokens: only models with one tokenizer compare")]
+    #[error(
+        "the two models have vocabularies of {model} and {original} tokens: only models with one tokenizer compare"
+    )]
     Vocabulary { model: usize, original: usize },
     #[error("the model's output is not finite in window {window}: look for NaN or overflowing weights")]
     NotFinite { window: usize },
@@ -68,7 +70,8 @@ pub fn evaluate(
         let tokens = windows.window(index);
         let run = || Run::Windows { len: tokens.len() };
         let own = model.hidden(tokens, run(), &mut NoCapture)?;
-        let reference = original.map(|original| original.hidden(tokens, run(), &mut NoCapture)).transpose()?;
+        let reference =
+            original.map(|original| original.hidden(tokens, run(), &mut NoCapture)).transpose()?;
         for start in (0..tokens.len() - 1).step_by(LOGIT_ROWS) {
             let end = (start + LOGIT_ROWS).min(tokens.len() - 1);
             let rows = |hidden: &[f32], decoder: &Decoder| {

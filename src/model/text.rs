@@ -23,7 +23,9 @@ pub struct TextFile {
 pub enum TextError {
     #[error("{file}: cannot be read: {source}")]
     Unreadable { file: PathBuf, source: std::io::Error },
-    #[error("{file}: line {line}, byte {at} is not UTF-8; convert the file (for instance with iconv) and try again")]
+    #[error(
+        "{file}: line {line}, byte {at} is not UTF-8; convert the file (for instance with iconv) and try again"
+    )]
     NotUtf8 { file: PathBuf, line: usize, at: usize },
     #[error("{file}: the file is empty; give a text to calibrate or measure on")]
     Empty { file: PathBuf },
@@ -39,8 +41,8 @@ impl Text {
     pub fn read(paths: &[PathBuf]) -> Result<Self, TextError> {
         let mut text = Self { content: String::new(), files: Vec::new() };
         for path in paths {
-            let bytes = std::fs::read(path)
-                .map_err(|source| TextError::Unreadable { file: path.clone(), source })?;
+            let bytes =
+                std::fs::read(path).map_err(|source| TextError::Unreadable { file: path.clone(), source })?;
             text.add(path, bytes)?;
         }
         Ok(text)
@@ -88,7 +90,8 @@ impl Windows {
     /// Tokenises once, without special tokens, and cuts. `bos` is the start token of a model that asks for one.
     pub fn cut(text: &Text, tokenizer: &Tokenizer, len: usize, bos: Option<u32>) -> Result<Self, TextError> {
         let ids = tokenizer.encode(&text.content)?;
-        let tokens = ids.chunks_exact(len).flat_map(|window| bos.into_iter().chain(window.iter().copied())).collect();
+        let tokens =
+            ids.chunks_exact(len).flat_map(|window| bos.into_iter().chain(window.iter().copied())).collect();
         let positions = len + usize::from(bos.is_some());
         Ok(Self { tokens, len, positions, text_tokens: ids.len() })
     }

@@ -26,7 +26,8 @@ fn current(root: &Path) -> Result<BTreeMap<String, Figure>> {
         }
         for (number, line) in read(&file)?.lines().enumerate().skip(1).filter(|(_, line)| !line.is_empty()) {
             let mut fields = line.split(',');
-            let (Some(name), Some(value), Some(unit), None) = (fields.next(), fields.next(), fields.next(), fields.next())
+            let (Some(name), Some(value), Some(unit), None) =
+                (fields.next(), fields.next(), fields.next(), fields.next())
             else {
                 return Err(format!("{}:{}: not name,value,unit", file.display(), number + 1));
             };

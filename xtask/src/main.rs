@@ -37,13 +37,17 @@ fn main() -> ExitCode {
 fn check() -> Result<()> {
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
-    cargo(&["doc", "--release", "--no-deps", "--document-private-items"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    cargo(
+        &["doc", "--release", "--no-deps", "--document-private-items"],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    )?;
     figures::check(&root())?;
     cargo(&["test", "--release"], &[])
 }
 
 fn cargo(args: &[&str], environment: &[(&str, &str)]) -> Result<()> {
-    let status = Command::new("cargo").args(args).envs(environment.iter().copied()).current_dir(root()).status();
+    let status =
+        Command::new("cargo").args(args).envs(environment.iter().copied()).current_dir(root()).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("cargo {} failed: {status}", args.join(" "))),

@@ -28,11 +28,17 @@ pub fn run(root: &Path, topic: &str, command: &[&str]) -> Result<()> {
 
 fn machine() -> Result<String> {
     let cpu = read(Path::new("/proc/cpuinfo"))?;
-    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name.trim());
+    let model = cpu
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map(|(_, name)| name.trim());
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     let memory = read(Path::new("/proc/meminfo"))?.lines().next().unwrap_or_default().to_owned();
     let rustc = output_of("rustc", &["--version"])?;
-    Ok(format!("{}\n{cores} cores\n{memory}\n{rustc}\nrelease profile\n", model.unwrap_or("unknown processor")))
+    Ok(format!(
+        "{}\n{cores} cores\n{memory}\n{rustc}\nrelease profile\n",
+        model.unwrap_or("unknown processor")
+    ))
 }
 
 fn output_of(program: &str, args: &[&str]) -> Result<String> {
