@@ -172,11 +172,11 @@ impl Config {
     /// hidden / heads, for files that do not state the size of a head.
     pub(crate) fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
         match hidden.checked_rem(heads) {
-            Some(0) => Ok(hidden / heads),
+            Some(0) if hidden > 0 => Ok(hidden / heads),
             _ => Err(ConfigError::invalid(
                 "hidden_size",
                 hidden,
-                format!("it must be a multiple of the {heads} heads"),
+                format!("it must be a positive multiple of the {heads} heads"),
             )),
         }
     }
@@ -389,7 +389,7 @@ mod tests {
             (
                 r#""num_attention_heads": 4"#,
                 r#""num_attention_heads": 0"#,
-                "must be a multiple of the 0 heads",
+                "positive multiple of the 0 heads",
             ),
             (r#""num_hidden_layers": 2"#, r#""num_hidden_layers": 4000000"#, "between 1 and 10000"),
         ] {

@@ -31,8 +31,11 @@ const EXTRA: [&str; 7] = [
     "vocab.json",
     "merges.txt",
 ];
-/// Largest JSON file that is read as a tree, which takes up to a hundred times the memory: real ones have kilobytes.
+/// Largest config.json and generation_config.json, in bytes. Real ones have kilobytes, and a tree of JSON takes up to
+/// a hundred times the memory of its text.
 const MAX_SETTINGS: usize = 1 << 20;
+/// Largest tokenizer_config.json, in bytes: some list thousands of reserved tokens.
+const MAX_TOKENIZER_CONFIG: usize = 16 << 20;
 
 /// The files of a checkpoint folder, remembered as they are read.
 pub(super) struct Folder<'a> {
@@ -85,11 +88,14 @@ impl<'a> Folder<'a> {
     }
 
     fn check_size(&self, name: &str, bytes: &Bytes) -> Result<(), CheckpointError> {
-        match bytes.len() {
-            0..=MAX_SETTINGS => Ok(()),
-            len => Err(self
-                .malformed(name, format!("{len} bytes are more than the {MAX_SETTINGS} that settings take"))),
+        let most = if name == TOKENIZER_CONFIG { MAX_TOKENIZER_CONFIG } else { MAX_SETTINGS };
+        if bytes.len() > most {
+            return Err(self.malformed(
+                name,
+                format!("{} bytes are more than the {most} of real settings", bytes.len()),
+            ));
         }
+        Ok(())
     }
 }
 
@@ -244,8 +250,19 @@ struct TokenizerFile {
 #[derive(Deserialize)]
 struct PostProcessor {
     processors: Option<Vec<PostProcessor>>,
-    single: Option<Vec<Value>>,
+    single: Option<Vec<Piece>>,
     special_tokens: Option<BTreeMap<String, SpecialToken>>,
+}
+
+#[derive(Deserialize)]
+struct Piece {
+    #[serde(rename = "SpecialToken")]
+    special_token: Option<Named>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    id: String,
 }
 
 #[derive(Deserialize)]
@@ -256,8 +273,8 @@ struct SpecialToken {
 impl PostProcessor {
     fn starts_with(&self, token: u32) -> bool {
         let first = self.single.iter().flatten().next();
-        let name = first.and_then(|piece| piece.get("SpecialToken")?.get("id")?.as_str());
-        let special = name.and_then(|name| self.special_tokens.as_ref()?.get(name));
+        let name = first.and_then(|piece| piece.special_token.as_ref());
+        let special = name.and_then(|name| self.special_tokens.as_ref()?.get(&name.id));
         special.is_some_and(|special| special.ids.first() == Some(&token))
             || self.processors.iter().flatten().any(|processor| processor.starts_with(token))
     }

@@ -17,12 +17,6 @@ pub(crate) fn config(gguf: &Gguf) -> Result<Config, ConfigError> {
         Some(size) => size,
         None => Config::default_head_dim(hidden, heads)?,
     };
-    metadata.must_equal("attention.value_length", head_dim, "values must be as long as keys")?;
-    metadata.must_equal(
-        "rope.dimension_count",
-        head_dim,
-        "the rotary embedding must cover the whole head",
-    )?;
     let ids = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"];
     let mut eos = ids
         .into_iter()
@@ -35,7 +29,7 @@ pub(crate) fn config(gguf: &Gguf) -> Result<Config, ConfigError> {
     if add_bos && bos.is_none() {
         return Err(ConfigError::Missing { key: "tokenizer.ggml.bos_token_id".into() });
     }
-    Config {
+    let config = Config {
         family: metadata.family,
         hidden,
         intermediate: metadata.size("feed_forward_length")?,
@@ -56,8 +50,15 @@ pub(crate) fn config(gguf: &Gguf) -> Result<Config, ConfigError> {
         bos,
         eos,
         add_bos,
-    }
-    .validate()
+    };
+    let config = config.validate()?;
+    metadata.must_equal("attention.value_length", head_dim, "values must be as long as keys")?;
+    metadata.must_equal(
+        "rope.dimension_count",
+        head_dim,
+        "the rotary embedding must cover the whole head",
+    )?;
+    Ok(config)
 }
 
 struct Metadata<'a> {
