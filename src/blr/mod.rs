@@ -1,4 +1,4 @@
-//! One linear layer of ±1 factors with scales: `Ŵ = Σ_p diag(h_p) U_p diag(l_p) V_pᵀ diag(g_p)`.
+//! The payload of one packed linear layer: its bytes, the rank rule, and its product with activations.
 
 pub mod apply;
 pub mod payload;

@@ -1,5 +1,23 @@
 //! Checkpoints, tokenizers and the decoder with its capture points.
 
+pub mod block;
+pub mod cache;
+pub mod capture;
+pub mod checkpoint;
+pub mod config;
+pub mod decoder;
+pub mod linear;
+pub mod sample;
 pub mod tensor;
+pub mod tokenizer;
 
+pub use block::{Block, Context};
+pub use cache::{Cache, LayerCache};
+pub use capture::{Capture, NoCapture, first_non_finite};
+pub use checkpoint::{Checkpoint, CheckpointError};
+pub use config::{Config, ConfigError, Family};
+pub use decoder::{Decoder, DecoderError, Run};
+pub use linear::{Linear, LinearName, Site};
+pub use sample::{SampleError, SampleParams, Sampler, SplitMix64};
 pub use tensor::{RowOrder, Tensor};
+pub use tokenizer::{TextStream, Tokenizer, TokenizerError};

@@ -106,7 +106,7 @@ pub fn payload([rows, in_features]: [usize; 2], paths: usize, random: &mut Split
     };
     let vectors: Vec<_> =
         (0..paths).map(|_| [scales(rows, 1.0), scales(cols, size.sqrt()), scales(rank, 1.0)]).collect();
-    let mut signs = |len: usize| (0..len).map(|_| if random.next() & 1 == 1 { 1 } else { -1 }).collect();
+    let mut signs = |len: usize| (0..len).map(|_| if random.next_u64() & 1 == 1 { 1 } else { -1 }).collect();
     let factors: Vec<[Vec<i8>; 2]> = (0..paths).map(|_| [signs(rows * rank), signs(cols * rank)]).collect();
     let parts = vectors.iter().zip(&factors);
     let parts: Vec<_> = parts.map(|([h, g, l], [u, v])| PathParts { h, g, l, u, v }).collect();

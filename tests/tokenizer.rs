@@ -1,0 +1,80 @@
+//! The tokenizer built from a real GGUF file, against ids and counts known from the original.
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use lapidary::model::{Checkpoint, Tokenizer};
+
+#[test]
+fn smollm2_gives_the_ids_of_its_original() {
+    let Some(path) = common::smollm2() else { return };
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let tokenizer = checkpoint.tokenizer().unwrap();
+    let cases: [(&str, &[u32]); 3] = [
+        ("The capital of France is", &[504, 3575, 282, 4649, 314]),
+        ("<|im_start|>The<|im_end|>", &[1, 504, 2]),
+        ("", &[]),
+    ];
+    let json = Tokenizer::from_json(tokenizer.to_json().unwrap().as_bytes()).unwrap();
+    for (text, ids) in cases {
+        assert_eq!(tokenizer.encode(text).unwrap(), ids, "{text}");
+        assert_eq!(json.encode(text).unwrap(), ids, "{text}, from tokenizer.json");
+        assert_eq!(tokenizer.decode(ids).unwrap(), text);
+    }
+    assert_eq!((tokenizer.vocab_len(), tokenizer.token_id("<|im_end|>")), (49_152, Some(2)));
+    assert_eq!((json.vocab_len(), json.token_id("<|im_end|>")), (49_152, Some(2)));
+}
+
+#[test]
+fn smollm2_writes_what_it_streams() {
+    let Some(path) = common::smollm2() else { return };
+    let tokenizer = Checkpoint::open(path).unwrap().tokenizer().unwrap();
+    let text = "Crème brûlée, 東京 12345 — 🦀🇫🇷\n\n  <|im_end|> end\t";
+    let ids = tokenizer.encode(text).unwrap();
+    let mut stream = tokenizer.stream();
+    let mut pieces = Vec::new();
+    for id in &ids {
+        pieces.extend(stream.push(*id).unwrap());
+    }
+    assert_eq!(stream.finish().unwrap(), None);
+    assert_eq!(pieces.concat(), text);
+    assert!(pieces.len() > 10 && pieces.iter().all(|piece| !piece.contains('\u{FFFD}')), "{pieces:?}");
+
+    // The crab's four bytes are spread over several tokens; without the last they never become a character.
+    let crab = tokenizer.encode("🦀").unwrap();
+    let mut stream = tokenizer.stream();
+    for id in &crab[..crab.len() - 1] {
+        assert_eq!(stream.push(*id).unwrap(), None);
+    }
+    assert!(stream.finish().unwrap().unwrap().contains('\u{FFFD}'));
+}
+
+#[test]
+fn smollm2_counts_the_tokens_of_whole_files() {
+    let Some(path) = common::smollm2() else { return };
+    let tokenizer = Checkpoint::open(path).unwrap().tokenizer().unwrap();
+    let json = Tokenizer::from_json(tokenizer.to_json().unwrap().as_bytes()).unwrap();
+    for (name, count) in
+        [("wikitext2-valid.txt", 273_868), ("wikitext2-test.txt", 312_144), ("shakespeare.txt", 341_094)]
+    {
+        let Ok(text) = std::fs::read_to_string(data().join("text").join(name)) else {
+            eprintln!("not run: {name} is not in {} (set LAPIDARY_DATA)", data().display());
+            continue;
+        };
+        let start = Instant::now();
+        let ids = tokenizer.encode(&text).unwrap();
+        let seconds = start.elapsed().as_secs_f64();
+        println!("{name}: {} tokens in {seconds:.2} s", ids.len());
+        assert_eq!(ids.len(), count, "{name}");
+        assert!(json.encode(&text).unwrap() == ids, "{name}: tokenizer.json gives other ids");
+        assert!(tokenizer.decode(&ids).unwrap() == text, "{name}: decoding does not give the text back");
+    }
+}
+
+/// The folder of texts: `LAPIDARY_DATA`, or the one beside the repository.
+fn data() -> PathBuf {
+    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    std::env::var_os("LAPIDARY_DATA").map_or_else(beside, PathBuf::from)
+}
