@@ -72,7 +72,7 @@ fn pack_randomly(decoder: &mut Decoder) -> Result<()> {
             let rank =
                 ((rows * cols).saturating_sub(32 * (rows + cols)) / (2 * (rows + cols + 16)) / 8 * 8).max(8);
             let mut signs =
-                |len: usize| (0..len).map(|_| if random.next() & 1 == 1 { 1 } else { -1 }).collect();
+                |len: usize| (0..len).map(|_| if random.next_u64() & 1 == 1 { 1 } else { -1 }).collect();
             let factors: Vec<[Vec<i8>; 2]> =
                 (0..2).map(|_| [signs(rows * rank), signs(cols * rank)]).collect();
             let scale = |len: usize, value: f32| vec![f16::from_f32(value); len];

@@ -158,6 +158,8 @@ impl Run<'_> {
         let (first, mut hidden) = self.start(layers)?;
         let positions = self.calibration.as_ref().map_or(0, |c| c.windows.tokens().len());
         self.observer.event(Event::Begin { layers, positions, first });
+        let packs = |block: &[Assignment; 7]| block.iter().any(|a| matches!(a, Assignment::Pack(_)));
+        let last = self.assignments.iter().rposition(packs).unwrap_or(0);
         for layer in 0..layers {
             let jobs = self.open_jobs(layer)?;
             if !jobs.is_empty() {
@@ -166,11 +168,8 @@ impl Run<'_> {
                 jobs.par_iter().try_for_each(|job| self.encode(layer, job, &inputs))?;
             }
             self.install(layer)?;
-            if let Some(calibration) =
-                self.calibration.as_ref().filter(|_| layer >= first && layer + 1 < layers)
-            {
-                let steps = positions;
-                self.observer.event(Event::Stage { layer, stage: Stage::Advance, steps });
+            if let Some(calibration) = self.calibration.as_ref().filter(|_| (first..last).contains(&layer)) {
+                self.observer.event(Event::Stage { layer, stage: Stage::Advance, steps: positions });
                 let tick = |rows| self.observer.event(Event::Step(rows));
                 advance(self.decoder.block(layer), calibration, &mut hidden, &tick);
                 self.journal.write_hidden(layer + 1, &hidden)?;

@@ -94,7 +94,7 @@ impl SplitMix64 {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -103,7 +103,7 @@ impl SplitMix64 {
 
     /// A number in [0, 1), of 53 bits.
     pub fn uniform(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
     fn random_numbers_are_the_published_ones() {
         let mut random = SplitMix64::new(1234567);
         let first = [6457827717110365317, 3203168211198807973, 9817491932198370423];
-        assert_eq!([random.next(), random.next(), random.next()], first);
+        assert_eq!([random.next_u64(), random.next_u64(), random.next_u64()], first);
     }
 
     #[test]

@@ -104,12 +104,7 @@ fn total(mut sums: [f32; LANES]) -> f32 {
 
 #[inline(always)]
 fn dot_f32(row: &[u8], x: &[f32]) -> f32 {
-    dot_words::<4>(
-        row,
-        x,
-        #[inline(always)]
-        |b| f32::from_le_bytes(b),
-    )
+    dot_words::<4>(row, x, f32::from_le_bytes)
 }
 
 #[inline(always)]

@@ -103,7 +103,7 @@ mod tests {
         // Inputs are small integers: sums are exact in any order.
         for (m, n) in [(1, 8), (3, 16), (8, 264), (37, 576), (1031, 256)] {
             let x: Vec<f32> = (0..n).map(|k| ((k * 5 + 2) % 11) as f32 - 5.0).collect();
-            let bits: Vec<u8> = (0..m * n / 8).map(|k| (k * 2_654_435_761_usize >> 7) as u8).collect();
+            let bits: Vec<u8> = (0..m * n / 8).map(|k| ((k * 2_654_435_761) >> 7) as u8).collect();
             let mut y = vec![f32::NAN; m];
             sign_matvec(&bits, &x, &mut y);
             for (i, (y, row)) in y.iter().zip(bits.chunks_exact(n / 8)).enumerate() {

@@ -1,0 +1,159 @@
+//! The decoder against candle's Llama on the CPU, over the same weights in f32.
+
+mod common;
+#[path = "common/tiny.rs"]
+mod tiny;
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor};
+use candle_transformers::models::llama;
+use lapidary::model::{Cache, Capture, Checkpoint, Config, Decoder, NoCapture, Run, Site};
+
+/// Largest difference of a logit: both sides compute in f32, in different orders, over up to 30 blocks.
+const TOLERANCE: f32 = 1e-3;
+
+/// Candle's logits of every position: it gives those of the last one only, so tokens go in one at a time.
+fn candle_logits(config: &Config, weights: HashMap<String, Tensor>, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let device = Device::Cpu;
+    let llama_config = llama::Config {
+        hidden_size: config.hidden,
+        intermediate_size: config.intermediate,
+        vocab_size: config.vocab,
+        num_hidden_layers: config.layers,
+        num_attention_heads: config.heads,
+        num_key_value_heads: config.kv_heads,
+        use_flash_attn: false,
+        rms_norm_eps: config.rms_eps,
+        rope_theta: config.rope_theta as f32,
+        bos_token_id: None,
+        eos_token_id: None,
+        rope_scaling: None,
+        max_position_embeddings: config.max_positions,
+        tie_word_embeddings: config.tied,
+    };
+    let builder = candle_nn::VarBuilder::from_tensors(weights, DType::F32, &device);
+    let model = llama::Llama::load(builder, &llama_config).unwrap();
+    let mut cache = llama::Cache::new(true, DType::F32, &llama_config, &device).unwrap();
+    let step = |(position, token): (usize, &u32)| {
+        let input = Tensor::new(&[[*token]], &device).unwrap();
+        model.forward(&input, position, &mut cache).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    tokens.iter().enumerate().map(step).collect()
+}
+
+fn to_candle(shape: &[usize], numbers: Vec<f32>) -> Tensor {
+    Tensor::from_vec(numbers, shape, &Device::Cpu).unwrap()
+}
+
+fn largest_difference(ours: &[f32], theirs: &[Vec<f32>]) -> f32 {
+    let theirs: Vec<f32> = theirs.concat();
+    assert_eq!(ours.len(), theirs.len());
+    assert!(ours.iter().all(|z| z.is_finite()));
+    ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Logits of all positions: one window, then through the cache in pieces of these lengths.
+fn our_logits(decoder: &Decoder, tokens: &[u32], pieces: &[usize]) -> [Vec<f32>; 2] {
+    let window = decoder.forward(tokens, Run::Windows { len: tokens.len() }, &mut NoCapture).unwrap();
+    let mut cache = Cache::new(decoder.config(), 4);
+    let (mut cached, mut rest) = (Vec::new(), tokens);
+    let mut pieces = pieces.iter().cycle();
+    while !rest.is_empty() {
+        let (piece, later) = rest.split_at(rest.len().min(*pieces.next().unwrap()));
+        cached.extend(decoder.forward(piece, Run::Cache(&mut cache), &mut NoCapture).unwrap());
+        rest = later;
+    }
+    assert_eq!(cache.len(), tokens.len());
+    [window, cached]
+}
+
+#[test]
+fn a_small_model_has_candles_logits() {
+    for tied in [true, false] {
+        let config = tiny::config(tied);
+        let weights = tiny::weights(&config);
+        let decoder = Decoder::load(&tiny::checkpoint(&config, &tiny::stored(&weights))).unwrap();
+        let weights = weights.into_iter().map(|(name, (shape, numbers))| (name, to_candle(&shape, numbers)));
+        let tokens: Vec<u32> = (0..100).map(|k| (k * 37 + 5) % 101).collect();
+        let theirs = candle_logits(&config, weights.collect(), &tokens);
+        for ours in our_logits(&decoder, &tokens, &[1, 7, 30]) {
+            let worst = largest_difference(&ours, &theirs);
+            assert!(worst <= TOLERANCE, "tied {tied}: largest difference {worst:e}");
+        }
+    }
+}
+
+#[test]
+fn smollm2_has_candles_logits() {
+    let Some(path) = common::smollm2() else { return };
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let config = checkpoint.config();
+    let weights = checkpoint.names().map(|name| {
+        let tensor = checkpoint.tensor(name).unwrap();
+        (name.to_owned(), to_candle(&tensor.shape, tensor.to_f32()))
+    });
+    let decoder = Decoder::load(&checkpoint).unwrap();
+    // "The capital of France is", then every 769th token of the vocabulary.
+    let mut tokens = vec![504, 3575, 282, 4649, 314];
+    tokens.extend((0..59).map(|k| k * 769 % config.vocab as u32));
+    let theirs = candle_logits(config, weights.collect(), &tokens);
+    for ours in our_logits(&decoder, &tokens, &[1, 3, 20]) {
+        let worst = largest_difference(&ours, &theirs);
+        println!("largest difference of {} logits: {worst:e}", ours.len());
+        assert!(worst <= TOLERANCE, "largest difference {worst:e}");
+    }
+}
+
+/// Counts what passes by, and sets one block's output to zero.
+#[derive(Default)]
+struct Spy {
+    sites: Vec<(usize, Site, usize)>,
+    blocks: Vec<(usize, usize)>,
+}
+
+impl Capture for Spy {
+    fn linear_input(&mut self, layer: usize, site: Site, x: &[f32], width: usize) {
+        assert_eq!(x.len() / width, 12);
+        self.sites.push((layer, site, width));
+    }
+
+    fn block_output(&mut self, layer: usize, x: &mut [f32], width: usize) {
+        self.blocks.push((layer, width));
+        if layer == 1 {
+            x.fill(0.0);
+        }
+    }
+}
+
+#[test]
+fn every_capture_point_is_passed_and_outputs_can_be_replaced() {
+    let config = tiny::config(true);
+    let decoder = Decoder::load(&tiny::checkpoint(&config, &tiny::stored(&tiny::weights(&config)))).unwrap();
+    let tokens: Vec<u32> = (0..12).collect();
+    let mut spy = Spy::default();
+    // Two windows at once.
+    let hidden = decoder.hidden(&tokens, Run::Windows { len: 6 }, &mut spy).unwrap();
+    let widths = [config.hidden, config.heads * config.head_dim, config.hidden, config.intermediate];
+    let expected: Vec<_> = (0..3)
+        .flat_map(|layer| Site::ALL.into_iter().zip(widths).map(move |(site, w)| (layer, site, w)))
+        .collect();
+    assert_eq!(spy.sites, expected);
+    assert_eq!(spy.blocks, [(0, 48), (1, 48), (2, 48)]);
+    // From a stream of zeros the last block makes zeros: silu(0)·0 and an average of zeros.
+    assert!(hidden.iter().all(|v| *v == 0.0));
+}
+
+#[test]
+fn windows_do_not_see_each_other() {
+    let config = tiny::config(true);
+    let decoder = Decoder::load(&tiny::checkpoint(&config, &tiny::stored(&tiny::weights(&config)))).unwrap();
+    let tokens: Vec<u32> = (0..80).map(|k| k * 13 % 101).collect();
+    let together = decoder.forward(&tokens, Run::Windows { len: 20 }, &mut NoCapture).unwrap();
+    let alone: Vec<f32> = tokens
+        .chunks(20)
+        .flat_map(|window| decoder.forward(window, Run::Windows { len: 20 }, &mut NoCapture).unwrap())
+        .collect();
+    let worst = together.iter().zip(alone).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= TOLERANCE / 10.0, "{worst:e}");
+}
