@@ -1,6 +1,8 @@
 //! The readers of checkpoints, on good, bad and random files.
 
 mod allocations;
+mod bad_folder;
+mod bad_gguf;
 mod bad_input;
 mod fixtures;
 mod fuzz;

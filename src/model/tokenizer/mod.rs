@@ -19,7 +19,7 @@ pub enum TokenizerError {
     Build(String),
     #[error("the tokenizer's metadata `{0}` is missing or of another type")]
     Metadata(&'static str),
-    #[error("the tokenizer is of the kind {found}; this version builds {known} from GGUF metadata")]
+    #[error("the tokenizer is of the kind {found}; this version reads {known}")]
     UnknownKind { found: String, known: &'static str },
     #[error("the tokenizer splits words the way of {found}; this version knows {known}")]
     UnknownSplit { found: String, known: String },
