@@ -122,6 +122,9 @@ impl Journal {
         let record: Record = self.read_json(&file)?;
         let Record::Packed { sha256, .. } = &record else { return Ok(Some((record, None))) };
         let file = self.folder.join(format!("{name}.blr"));
+        if !file.is_file() {
+            return Ok(None);
+        }
         let bytes = fs::read(&file).map_err(|e| damaged(&file, e))?;
         if hex(&Sha256::digest(&bytes)) != *sha256 {
             return Err(damaged(&file, "its checksum is not the recorded one"));

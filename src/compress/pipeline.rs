@@ -16,7 +16,9 @@ use super::recipe::Recipe;
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
 use crate::blr::Budget;
 use crate::model::text::{Text, TextError};
-use crate::model::{Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor};
+use crate::model::{
+    Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor, first_non_finite,
+};
 
 /// What to pack, how, and where to.
 pub struct PackParams {
@@ -163,6 +165,7 @@ impl Run<'_> {
         for layer in 0..layers {
             let jobs = self.open_jobs(layer)?;
             if !jobs.is_empty() {
+                self.check_weights(layer)?;
                 let inputs = self.inputs(layer, &jobs, &hidden)?;
                 self.observer.event(Event::Stage { layer, stage: Stage::Encode, steps: jobs.len() });
                 jobs.par_iter().try_for_each(|job| self.encode(layer, job, &inputs))?;
@@ -193,7 +196,14 @@ impl Run<'_> {
                 }
                 Ok((layer, hidden))
             }
-            None => Ok((0, self.decoder.embed(calibration.windows.tokens())?)),
+            None => {
+                let tokens = calibration.windows.tokens();
+                let hidden = self.decoder.embed(tokens)?;
+                check_finite("model.embed_tokens.weight", &hidden, self.decoder.config().hidden, |i| {
+                    tokens[i] as usize
+                })?;
+                Ok((0, hidden))
+            }
         }
     }
 
@@ -231,6 +241,16 @@ impl Run<'_> {
         };
         jobs.sort_by_key(|job| std::cmp::Reverse(cost(job)));
         Ok(jobs)
+    }
+
+    /// That every dense weight of the block is finite, before it spoils the calibration.
+    fn check_weights(&self, layer: usize) -> Result<(), PackError> {
+        for name in LinearName::ALL {
+            if let Linear::Dense(tensor) = self.decoder.linear(layer, name) {
+                check_finite(&tensor.name, &tensor.to_f32(), tensor.cols(), |row| row)?;
+            }
+        }
+        Ok(())
     }
 
     /// What the encoder needs to know of each input that an open job reads; an error there keeps its layers dense.
@@ -287,7 +307,7 @@ impl Run<'_> {
                         tensor: name,
                     });
                 };
-                match encode_tensor(read_weight(tensor)?, input, job.budget, &self.identity.recipe) {
+                match encode_tensor(read_weight(tensor), input, job.budget, &self.identity.recipe) {
                     Outcome::Packed(packed) => {
                         self.journal.write_packed(&name, &packed.payload, packed.quality)?
                     }
@@ -314,13 +334,24 @@ impl Run<'_> {
     }
 }
 
-/// The weight in f64 (out x in), checked.
-fn read_weight(tensor: &Tensor) -> Result<Mat<f64>, PackError> {
-    let (rows, cols) = (tensor.rows(), tensor.cols());
-    let values = tensor.to_f32();
-    if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-        let (row, col, value) = (at / cols, at % cols, values[at]);
-        return Err(PackError::Weight { tensor: tensor.name.clone(), row, col, value });
+/// The weight in f64, out x in.
+fn read_weight(tensor: &Tensor) -> Mat<f64> {
+    let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
+    Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j]))
+}
+
+/// `row_of` maps a row of `values` to the row of the tensor.
+fn check_finite(
+    tensor: &str,
+    values: &[f32],
+    cols: usize,
+    row_of: impl Fn(usize) -> usize,
+) -> Result<(), PackError> {
+    match first_non_finite(values, cols) {
+        Some((row, col)) => {
+            let value = values[row * cols + col];
+            Err(PackError::Weight { tensor: tensor.into(), row: row_of(row), col, value })
+        }
+        None => Ok(()),
     }
-    Ok(Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j])))
 }
