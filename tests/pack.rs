@@ -240,7 +240,7 @@ fn bad_input_is_said_before_anything_is_written() {
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
         (&["--text", &file("short.txt")], "needs 1024"),
-        (&["--text", &common::tiny("test.txt").to_str().unwrap().to_owned(), "--window", "4096"], "tokens"),
+        (&["--text", common::tiny("test.txt").to_str().unwrap(), "--window", "4096"], "tokens"),
         (&[], "name a file with --text"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
         (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0"),

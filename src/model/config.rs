@@ -263,6 +263,14 @@ struct HfConfig {
     hidden_act: Option<String>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
+    quantization_config: Option<Quantization>,
+}
+
+#[derive(Deserialize)]
+struct Quantization {
+    quant_method: Option<String>,
+    format: Option<String>,
+    format_version: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -315,10 +323,34 @@ impl HfConfig {
                 return Err(ConfigError::invalid(key, "true", "linear layers with a bias are not supported"));
             }
         }
+        if let Some(quantization) = &self.quantization_config {
+            quantization.refuse_unsupported()?;
+        }
         match self.hidden_act.as_deref() {
             None | Some("silu") => Ok(()),
             Some(other) => Err(ConfigError::invalid("hidden_act", other, "only silu is known")),
         }
+    }
+}
+
+impl Quantization {
+    fn refuse_unsupported(&self) -> Result<(), ConfigError> {
+        let method = self.quant_method.as_deref().unwrap_or("absent");
+        if method != "lapidary" {
+            let rule = "only lapidary's own is read; take the unquantised model or a GGUF file";
+            return Err(ConfigError::invalid("quantization_config.quant_method", method, rule));
+        }
+        let format = self.format.as_deref().unwrap_or("absent");
+        let version = self.format_version.unwrap_or(0);
+        if (format, version) != ("blr", 1) {
+            let rule = "this version reads blr 1; a newer lapidary wrote it";
+            return Err(ConfigError::invalid(
+                "quantization_config.format",
+                format!("{format} {version}"),
+                rule,
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -396,5 +428,16 @@ mod tests {
             let error = Config::from_hf_json(&SMALL.replace(from, to)).unwrap_err().to_string();
             assert!(error.contains(expected), "{to}: {error}");
         }
+    }
+
+    #[test]
+    fn other_quantisations_are_refused() {
+        let with = |object: &str| small_with(&format!(r#""quantization_config": {object}"#));
+        with(r#"{"quant_method": "lapidary", "format": "blr", "format_version": 1}"#).unwrap();
+        let error = with(r#"{"quant_method": "gptq", "bits": 4}"#).unwrap_err().to_string();
+        assert!(error.contains("gptq") && error.contains("unquantised"), "{error}");
+        let error =
+            with(r#"{"quant_method": "lapidary", "format": "blr", "format_version": 2}"#).unwrap_err();
+        assert!(error.to_string().contains("blr 2"), "{error}");
     }
 }

@@ -64,18 +64,10 @@ pub fn column_search(
             let (g, flipped) = arch.dispatch(|| column_state.search());
             scales[j] = g;
             flips += flipped;
-            let feedback = column_of(problem.r_transposed, j);
             let error = column_mut(&mut errors, j - at);
-            let (own, ks) = (b.as_ref().col(j), column(&ks, j));
-            for (e, (b, ks)) in error.iter_mut().zip(own.iter().zip(ks)) {
-                *e = (b - g * ks) / feedback[j];
-            }
-            for later in j + 1..at + width {
-                let weight = feedback[later];
-                let target =
-                    b.as_mut().col_mut(later).try_as_col_major_mut().expect("contiguous").as_slice_mut();
-                target.iter_mut().zip(&*error).for_each(|(b, e)| *b -= weight * e);
-            }
+            let feedback = column_of(problem.r_transposed, j);
+            let block = b.as_mut().subcols_mut(j, at + width - j);
+            feed_on(block, error, g, column(&ks, j), &feedback[j..]);
         }
         let rest = at + width;
         if rest < n {
@@ -86,6 +78,16 @@ pub fn column_search(
         at = rest;
     }
     (scales, flips)
+}
+
+/// `e = (b − g·Ks)/R_jj` of the first column of `b`, and `b_j' −= R_jj' e` for its others.
+fn feed_on(mut b: MatMut<'_, f64>, error: &mut [f64], g: f64, ks: &[f64], feedback: &[f64]) {
+    for (e, (b, ks)) in error.iter_mut().zip(b.as_ref().col(0).iter().zip(ks)) {
+        *e = (b - g * ks) / feedback[0];
+    }
+    for (later, weight) in b.as_mut().col_iter_mut().zip(feedback).skip(1) {
+        later.iter_mut().zip(&*error).for_each(|(b, e)| *b -= weight * e);
+    }
 }
 
 struct ColumnState<'a> {

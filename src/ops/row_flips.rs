@@ -19,18 +19,17 @@ const MAX_PASSES: usize = 4;
 /// at most four times, and a flip is taken when the change is below `−tol·h² Q_kk`. Rows are independent. Returns
 /// the number of flips. Cost: 2mr² for the first Q·Sᵀ and 2r for a flip.
 pub fn row_flips(mut signs: MatMut<'_, f64>, scale: &[f64], q: MatRef<'_, f64>, c: MatRef<'_, f64>) -> usize {
-    let (m, r) = signs.shape();
+    let r = signs.ncols();
     let diagonal: Vec<f64> = (0..r).map(|k| q[(k, k)]).collect();
     // Columns are rows of S, so that one row is contiguous.
     let mut s_columns: Mat<f64> = signs.as_ref().transpose().to_owned();
     let mut qs_columns = q * &s_columns;
     let c_columns: Mat<f64> = c.transpose().to_owned();
     let mut flips = 0;
-    for i in 0..m {
+    for (i, h) in scale.iter().enumerate() {
         let s = column_mut(&mut s_columns, i);
         let qs = column_mut(&mut qs_columns, i);
-        let c = column(&c_columns, i);
-        flips += flip_row(s, qs, c, scale[i], &diagonal, q);
+        flips += flip_row(s, qs, column(&c_columns, i), *h, &diagonal, q);
     }
     signs.copy_from(s_columns.transpose());
     flips
@@ -88,10 +87,9 @@ mod tests {
         let mut signs = start.clone();
         assert!(row_flips(signs.as_mut(), &scale, q.as_ref(), c.as_ref()) > 0);
         let row = |a: &Mat<f64>, i: usize| -> Vec<f64> { (0..r).map(|k| a[(i, k)]).collect() };
-        for i in 0..m {
+        for (i, h) in scale.iter().enumerate() {
             let (before, after, c) = (row(&start, i), row(&signs, i), row(&c, i));
-            let reached = objective(&after, scale[i], &q, &c);
-            assert!(reached <= objective(&before, scale[i], &q, &c) + 1e-9);
+            assert!(objective(&after, *h, &q, &c) <= objective(&before, *h, &q, &c) + 1e-9);
         }
         assert_eq!(row_flips(signs.as_mut(), &scale, q.as_ref(), c.as_ref()), 0);
     }
