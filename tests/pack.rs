@@ -235,12 +235,13 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("short.txt"), "Monday.").unwrap();
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
+    let test = common::tiny("test.txt");
     let cases: [(&[&str], &str); 8] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
         (&["--text", &file("short.txt")], "needs 1024"),
-        (&["--text", common::tiny("test.txt").to_str().unwrap(), "--window", "4096"], "tokens"),
+        (&["--text", test.to_str().unwrap(), "--window", "4096"], "tokens"),
         (&[], "name a file with --text"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
         (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0"),
