@@ -161,13 +161,13 @@ impl WithSimd for OneHead<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
+    fn with_simd<S: Simd>(self, simd: S) {
         let Self { heads, q, scores, out, .. } = self;
         let width = heads.kv_width();
         let columns = self.column..self.column + heads.head_dim;
         scores.resize(self.k.len() / width, 0.0);
         for (score, k) in scores.iter_mut().zip(self.k.chunks_exact(width)) {
-            *score = dot(q, &k[columns.clone()]) * heads.scale();
+            *score = dot(simd, q, &k[columns.clone()]) * heads.scale();
         }
         softmax(scores);
         out.fill(0.0);
