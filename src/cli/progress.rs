@@ -42,11 +42,11 @@ impl Observer for PackProgress {
     fn event(&self, event: Event<'_>) {
         let Ok(mut state) = self.state.lock() else { return };
         match event {
-            Event::Begin { layers, .. } => {
+            Event::Begin { layers } => {
                 state.layers = layers;
                 state.bar.set_length(7 * layers as u64);
             }
-            Event::Stage { layer, stage, .. } => {
+            Event::Stage { layer, stage } => {
                 let doing = match stage {
                     Stage::Calibrate => "calibrating",
                     Stage::Encode => "encoding",
@@ -54,7 +54,6 @@ impl Observer for PackProgress {
                 };
                 state.bar.set_message(format!("block {}/{} {doing}", layer + 1, state.layers));
             }
-            Event::Step(_) => {}
             Event::Tensor { name, record, took } => {
                 state.bar.inc(1);
                 if took.is_none() {

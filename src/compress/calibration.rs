@@ -115,7 +115,6 @@ pub fn capture_grams(
     layer: usize,
     calibration: &Calibration,
     hidden: &[f32],
-    tick: &dyn Fn(usize),
 ) -> Result<[Grams; 4], ActivationError> {
     let width = hidden.len() / calibration.windows.tokens().len();
     let window = calibration.windows.positions * width;
@@ -126,7 +125,6 @@ pub fn capture_grams(
             let mut x = batch.to_vec();
             block.forward(&mut x, Context::Windows { len: calibration.windows.positions }, &mut sums);
             sums.rows += batch.len() / width;
-            tick(batch.len() / width);
         }
         sums.finish()
     };
@@ -136,12 +134,11 @@ pub fn capture_grams(
 }
 
 /// Runs the block over all calibration positions, in place.
-pub fn advance(block: &Block, calibration: &Calibration, hidden: &mut [f32], tick: &dyn Fn(usize)) {
+pub fn advance(block: &Block, calibration: &Calibration, hidden: &mut [f32]) {
     let width = hidden.len() / calibration.windows.tokens().len();
     let positions = calibration.windows.positions;
     for batch in hidden.chunks_mut(batch_len(positions * width, width)) {
         block.forward(batch, Context::Windows { len: positions }, &mut crate::model::NoCapture);
-        tick(batch.len() / width);
     }
 }
 

@@ -9,13 +9,11 @@ pub trait Observer: Sync {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// The run begins: blocks of the model, calibration positions, the block it starts at.
-    Begin { layers: usize, positions: usize, first: usize },
-    /// A stage of block `layer` begins; `steps` counts what [`Event::Step`] will report.
-    Stage { layer: usize, stage: Stage, steps: usize },
-    /// So many more steps of the current stage are done.
-    Step(usize),
-    /// A tensor is finished; `seconds` is `None` where the journal already had it.
+    /// The run begins: blocks of the model.
+    Begin { layers: usize },
+    /// A stage of block `layer` begins.
+    Stage { layer: usize, stage: Stage },
+    /// A tensor is finished; `took` is `None` where the journal already had it.
     Tensor { name: &'a str, record: &'a Record, took: Option<Duration> },
     /// Something the user should know.
     Warning(&'a str),

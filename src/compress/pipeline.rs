@@ -158,8 +158,7 @@ impl Run<'_> {
     fn all_blocks(&mut self) -> Result<(), PackError> {
         let layers = self.assignments.len();
         let (first, mut hidden) = self.start(layers)?;
-        let positions = self.calibration.as_ref().map_or(0, |c| c.windows.tokens().len());
-        self.observer.event(Event::Begin { layers, positions, first });
+        self.observer.event(Event::Begin { layers });
         let packs = |block: &[Assignment; 7]| block.iter().any(|a| matches!(a, Assignment::Pack(_)));
         let last = self.assignments.iter().rposition(packs).unwrap_or(0);
         for layer in 0..layers {
@@ -167,14 +166,13 @@ impl Run<'_> {
             if !jobs.is_empty() {
                 self.check_weights(layer)?;
                 let inputs = self.inputs(layer, &jobs, &hidden)?;
-                self.observer.event(Event::Stage { layer, stage: Stage::Encode, steps: jobs.len() });
+                self.observer.event(Event::Stage { layer, stage: Stage::Encode });
                 jobs.par_iter().try_for_each(|job| self.encode(layer, job, &inputs))?;
             }
             self.install(layer)?;
             if let Some(calibration) = self.calibration.as_ref().filter(|_| (first..last).contains(&layer)) {
-                self.observer.event(Event::Stage { layer, stage: Stage::Advance, steps: positions });
-                let tick = |rows| self.observer.event(Event::Step(rows));
-                advance(self.decoder.block(layer), calibration, &mut hidden, &tick);
+                self.observer.event(Event::Stage { layer, stage: Stage::Advance });
+                advance(self.decoder.block(layer), calibration, &mut hidden);
                 self.journal.write_hidden(layer + 1, &hidden)?;
             }
         }
@@ -262,10 +260,8 @@ impl Run<'_> {
     ) -> Result<[Option<Result<Input, String>>; 4], PackError> {
         let mut grams: [Option<Grams>; 4] = [const { None }; 4];
         if let Some(calibration) = &self.calibration {
-            let steps = calibration.windows.tokens().len();
-            self.observer.event(Event::Stage { layer, stage: Stage::Calibrate, steps });
-            let tick = |rows| self.observer.event(Event::Step(rows));
-            grams = capture_grams(self.decoder.block(layer), layer, calibration, hidden, &tick)?.map(Some);
+            self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
+            grams = capture_grams(self.decoder.block(layer), layer, calibration, hidden)?.map(Some);
         }
         let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
         let inputs: Vec<_> = sites
@@ -318,7 +314,6 @@ impl Run<'_> {
             None => self.journal.write_dense(&name, "its input was not calibrated".into())?,
         };
         self.observer.event(Event::Tensor { name: &name, record: &record, took: Some(began.elapsed()) });
-        self.observer.event(Event::Step(1));
         Ok(())
     }
 
