@@ -145,6 +145,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Dtype;
 
     const SMALL: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
         "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}"#;
