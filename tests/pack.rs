@@ -220,6 +220,183 @@ fn a_full_disk_leaves_a_journal_that_resumes() {
 }
 
 #[test]
+fn a_journal_is_never_lost_or_mixed_up() {
+    let folder = Folder::new();
+    // Interrupted by its file size limit, after some tensors are kept.
+    let interrupt = |output: &str| {
+        let pack = folder.pack(output, &["--recipe", "dual-svid"]);
+        let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
+        let program = pack.get_program().to_str().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {}", words.join(" "))]);
+        failure(command);
+    };
+    let resume = |output: &str| folder.pack(output, &["--recipe", "dual-svid", "--resume"]);
+    interrupt("out");
+    let (out, partial) = (folder.path("out"), folder.path("out.partial"));
+    let kept = records(&partial);
+    assert!(kept >= 8);
+
+    // A folder of somebody else's where the result should go.
+    fs::create_dir(&out).unwrap();
+    assert!(failure(resume("out")).contains("exists already"));
+    assert_eq!(records(&partial), kept);
+    fs::remove_dir(&out).unwrap();
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("nowhere", &out).unwrap();
+        assert!(failure(folder.pack("out", &["--recipe", "dual-svid"])).contains("exists already"));
+        fs::remove_file(&out).unwrap();
+    }
+    // Another run in the same journal.
+    let lock = fs::File::open(partial.join("lock")).unwrap();
+    lock.try_lock().unwrap();
+    assert!(failure(resume("out")).contains("in use by another run"));
+    drop(lock);
+    // A journal that does not say whose it is.
+    let identity = fs::read(partial.join("identity.json")).unwrap();
+    fs::remove_file(partial.join("identity.json")).unwrap();
+    assert!(failure(resume("out")).contains("not identity.json"));
+    assert!(failure(folder.pack("out", &["--recipe", "dual-svid"])).contains("not identity.json"));
+    fs::write(partial.join("identity.json"), "").unwrap();
+    assert!(failure(resume("out")).contains("delete the folder"));
+    fs::write(partial.join("identity.json"), identity).unwrap();
+    // Records and residual streams that were changed or swapped.
+    let (up, gate) =
+        (partial.join("model.layers.0.mlp.up_proj.json"), partial.join("model.layers.0.mlp.gate_proj.json"));
+    let original = fs::read_to_string(&up).unwrap();
+    fs::write(&up, original.replace("\"rank\": ", "\"rank\": 1")).unwrap();
+    assert!(failure(resume("out")).contains("up_proj.json is damaged"));
+    fs::copy(&gate, &up).unwrap();
+    assert!(failure(resume("out")).contains("up_proj.json is damaged"));
+    fs::write(&up, original).unwrap();
+
+    success(resume("out/"));
+    success(folder.pack("whole/", &["--recipe", "dual-svid"]));
+    assert_same_files(&folder.path("whole"), &out);
+    assert!(!folder.path("whole.partial").exists());
+}
+
+#[test]
+fn a_damaged_residual_stream_is_noticed() {
+    let folder = Folder::new();
+    let mut child = folder.pack("out", &[]).spawn().unwrap();
+    let hidden = folder.path("out.partial").join("hidden-1.f32");
+    while !hidden.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "finished too early");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut bytes = fs::read(&hidden).unwrap();
+    bytes[1001] ^= 64;
+    fs::write(&hidden, bytes).unwrap();
+    assert!(failure(folder.pack("out", &["--resume"])).contains("hidden-1.f32 is damaged"));
+    fs::remove_file(&hidden).unwrap();
+    success(folder.pack("out", &["--resume"]));
+    success(folder.pack("whole", &[]));
+    assert_same_files(&folder.path("whole"), &folder.path("out"));
+}
+
+#[test]
+fn verify_checks_what_packing_json_says() {
+    let folder = Folder::new();
+    success(folder.pack("out", &["--recipe", "dual-svid"]));
+    let file = folder.path("out").join("packing.json");
+    let text = fs::read_to_string(&file).unwrap();
+    let verify = |more: &str| {
+        let output = lapidary().arg("verify").arg(folder.path("out")).arg("--json").output().unwrap();
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let faults = found["faults"].to_string();
+        assert!(faults.contains(more), "{faults}");
+        assert_eq!(output.status.success(), more == "[]");
+    };
+    verify("[]");
+    let edits: [(&dyn Fn(&mut Value), &str); 4] = [
+        (&|v| v["files"] = serde_json::json!({}), "model.safetensors: packing.json has no checksum"),
+        (&|v| v["tensors"][0]["rank"] = 16.into(), "rank and bits a weight"),
+        (&|v| v["totals"]["body_bits"] = 0.5.into(), "totals are not the sums"),
+        (&|v| v["tensors"][3]["name"] = "model.layers.0.mlp.up_proj".into(), "lists it twice"),
+    ];
+    for (edit, expected) in edits {
+        let mut value: Value = serde_json::from_str(&text).unwrap();
+        edit(&mut value);
+        fs::write(&file, value.to_string()).unwrap();
+        verify(expected);
+    }
+    fs::write(&file, &text).unwrap();
+    let model = folder.path("out").join("model.safetensors");
+    let bytes = fs::read(&model).unwrap();
+    fs::write(&model, &bytes[..bytes.len() / 2]).unwrap();
+    verify("model.safetensors: its SHA-256");
+    fs::remove_file(&model).unwrap();
+    verify("model.safetensors: cannot be read");
+    assert!(
+        failure({
+            let mut command = lapidary();
+            command.arg("verify").arg(folder.path("nowhere"));
+            command
+        })
+        .contains("no such folder")
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn output_files_have_the_usual_permissions_and_odd_paths_work() {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    success(folder.pack("out", &["--recipe", "dual-svid"]));
+    let mode = |name: &str| fs::metadata(folder.path("out").join(name)).unwrap().permissions().mode();
+    assert_eq!(mode("model.safetensors"), mode("config.json"));
+    let odd = folder.temporary.path().join(std::ffi::OsStr::from_bytes(b"sp\xc3\xa4te b\xff"));
+    fs::rename(folder.path("out"), &odd).unwrap();
+    for words in [&["inspect", "--json"][..], &["verify"], &["eval", "--json", "--windows", "1", "--text"]] {
+        let mut command = lapidary();
+        command.arg(words[0]).arg(&odd).args(&words[1..]);
+        if words[0] == "eval" {
+            command.arg(common::tiny("test.txt"));
+        }
+        success(command);
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    for words in [&["inspect"][..], &["generate", "-n", "50", "-p", "The"]] {
+        let mut command = lapidary();
+        command
+            .arg(words[0])
+            .arg(common::tiny(""))
+            .args(&words[1..])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn prompts_and_windows_that_do_not_fit_are_said_first() {
+    let tiny = |words: &[&str]| {
+        let mut command = lapidary();
+        command.arg(words[0]).arg(common::tiny("")).args(&words[1..]);
+        command
+    };
+    let long = " May".repeat(512);
+    let message = failure(tiny(&["generate", "-p", &long]));
+    assert!(message.contains("512 tokens, but the model's context is 512"), "{message}");
+    let test = common::tiny("test.txt");
+    let test = test.to_str().unwrap();
+    assert!(failure(tiny(&["eval", "--text", test, "--window", "513"])).contains("--window 513 is longer"));
+    assert!(success(tiny(&["eval", "--text", test, "--windows", "2"])).contains("windows of 512 tokens"));
+    let output = tiny(&["generate", "-p", &" May".repeat(510), "-n", "50"]).output().unwrap();
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stderr).contains("is full"));
+}
+
+#[test]
 fn a_folder_that_cannot_be_written_is_said() {
     let folder = Folder::new();
     fs::write(folder.path("file"), "in the way").unwrap();
@@ -236,15 +413,17 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let test = common::tiny("test.txt");
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
         (&["--text", &file("short.txt")], "needs 1024"),
-        (&["--text", test.to_str().unwrap(), "--window", "4096"], "tokens"),
+        (&["--text", &file("short.txt"), "--fit-tokens", "0"], "the fit part is 0 tokens"),
+        (&["--text", &file("short.txt"), "--fit-tokens", "18446744073709551615"], "tokens, but"),
+        (&["--text", test.to_str().unwrap(), "--window", "513"], "knows 512"),
         (&[], "name a file with --text"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
-        (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0"),
+        (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0.0"),
     ];
     for (words, expected) in cases {
         let mut command = lapidary();

@@ -138,6 +138,11 @@ fn bad_weights_and_activations_are_named() {
     model.tensor("model.embed_tokens.weight").fill(f32::NAN);
     let error = model.pack().unwrap_err().to_string();
     assert!(error.contains("model.embed_tokens.weight` holds NaN"), "{error}");
+    let mut model = Model::new(|config| config.tied = false);
+    model.tensor("lm_head.weight")[48 * 2 + 1] = 1e5;
+    let error = model.pack().unwrap_err().to_string();
+    assert!(error.contains("row 2, column 1") && error.contains("bfloat16"), "{error}");
+    assert!(!Journal::folder_of(&model.output()).exists());
     // Finite weights, overflowing activations.
     let mut model = Model::new(|_| ());
     model.tensor("model.layers.1.self_attn.o_proj.weight").fill(3e38);
@@ -170,6 +175,18 @@ fn what_cannot_be_packed_stays_dense_with_its_reason() {
     );
     assert_eq!((packing.totals.packed_tensors, packing.totals.dense_tensors), (6, 8));
     assert_runs(&model.output());
+}
+
+#[test]
+fn weights_of_any_usual_size_are_packed_as_well() {
+    let mut errors = Vec::new();
+    for size in [1.0, 1e-5, 1e5] {
+        let mut model = Model::new(|_| ());
+        model.tensor("model.layers.1.self_attn.v_proj.weight").iter_mut().for_each(|w| *w *= size);
+        let packing = model.pack().unwrap();
+        errors.push(quality(&packing, "model.layers.1.self_attn.v_proj").heldout_rel.unwrap());
+    }
+    assert!(errors.iter().all(|error| (error / errors[0] - 1.0).abs() < 0.01), "{errors:?}");
 }
 
 #[test]

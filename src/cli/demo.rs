@@ -50,7 +50,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .unwrap_or_else(|| std::env::temp_dir().join(format!("lapidary-demo-{}", std::process::id())));
     std::fs::create_dir(&folder)
         .into_diagnostic()
-        .wrap_err_with(|| format!("cannot create {}", folder.display()))?;
+        .wrap_err_with(|| format!("cannot create {}; name a new folder with -o", folder.display()))?;
     let report = show(&folder);
     if !kept {
         std::fs::remove_dir_all(&folder).into_diagnostic().wrap_err_with(|| folder.display().to_string())?;
@@ -118,7 +118,7 @@ fn show(folder: &Path) -> Result<String> {
 const LEGEND: &str = "\
 bits        stored bits a weight of the packed layers (embedding and norms stay in 16 bits)
 error       of the layers' outputs on held-out text, relative, mean over layers
-perplexity  on text of neither kind: how many tokens the model hesitates between; lower is better
+perplexity  on unseen text: between how many tokens the model hesitates; lower is better
 KL          mean divergence from the original's predictions, nats; 0 is identical
 agree       share of positions where packed and original find the same token most likely
 answers     how the model ends the two sentences (Thursday and two are right)

@@ -10,6 +10,9 @@ use lapidary::model::text::{Text, TextError, Windows};
 use super::progress::bar;
 use super::{Texts, open, print, print_json};
 
+/// Tokens of a window, unless said otherwise.
+const USUAL_WINDOW: usize = 2048;
+
 /// Perplexity of a model on a text, and its divergence from the original
 #[derive(clap::Args)]
 pub struct Args {
@@ -17,9 +20,9 @@ pub struct Args {
     model: PathBuf,
     #[command(flatten)]
     texts: Texts,
-    /// Tokens of a window
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(2..))]
-    window: u32,
+    /// Tokens of a window [default: 2048, or the model's context if that is shorter]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    window: Option<u32>,
     /// Windows to score, from the start of the text [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     windows: Option<u32>,
@@ -41,7 +44,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let config = checkpoint.config();
     let bos = config.bos.filter(|_| config.add_bos);
     let tokenizer = checkpoint.tokenizer().into_diagnostic()?;
-    let mut windows = Windows::cut(&text, &tokenizer, args.window as usize, bos).into_diagnostic()?;
+    let room = config.max_positions - usize::from(bos.is_some());
+    let window = args.window.map_or(room.min(USUAL_WINDOW), |tokens| tokens as usize);
+    if window > room {
+        return Err(miette!("--window {window} is longer than the model's context of {room} tokens"));
+    }
+    let mut windows = Windows::cut(&text, &tokenizer, window, bos).into_diagnostic()?;
     let wanted = args.windows.map_or(windows.count().max(1), |n| n as usize);
     if windows.count() < wanted {
         let what = format!("{wanted} windows of {} tokens", windows.len);
@@ -67,8 +75,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     );
     if args.json {
         let mut value = serde_json::to_value(&scores).into_diagnostic()?;
-        value["model"] = json!(args.model);
-        value["against"] = json!(args.against);
+        value["model"] = json!(args.model.display().to_string());
+        value["against"] = json!(args.against.map(|path| path.display().to_string()));
         value["texts"] = json!(text.files);
         value["protocol"] = json!(protocol);
         print_json(&value)?;

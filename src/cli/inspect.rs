@@ -151,7 +151,7 @@ fn as_json(checkpoint: &Checkpoint, layers: &[(String, &Linear)], packing: Optio
         })
     };
     json!({
-        "model": checkpoint.path(),
+        "model": checkpoint.path().display().to_string(),
         "family": config.family.name(),
         "layers": config.layers,
         "hidden": config.hidden,

@@ -46,29 +46,37 @@ pub fn main() -> ExitCode {
     };
     match run {
         Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:?}");
+            eprintln!("{}", explained(&error));
             ExitCode::FAILURE
         }
     }
 }
 
-/// The reader of our output went away (`| head`): no fault of ours, and nothing more to say.
-fn is_broken_pipe(error: &miette::Report) -> bool {
-    error.chain().any(|cause| {
-        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-    })
+/// The error and its causes, a line each; a cause that the line above already tells is left out.
+fn explained(error: &miette::Report) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !lines.last().is_some_and(|last| last.contains(&cause)) {
+            lines.push(if lines.is_empty() { format!("error: {cause}") } else { format!("  {cause}") });
+        }
+    }
+    lines.join("\n")
+}
+
+/// Writes to stdout at once. When its reader has gone (`| head`), there is nothing left to do and the program ends.
+fn write_out(text: &str) -> Result<()> {
+    use std::io::{ErrorKind, Write};
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        written => written.into_diagnostic().wrap_err("stdout cannot be written"),
+    }
 }
 
 /// A text to stdout, with a line break behind it.
 fn print(text: &str) -> Result<()> {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.write_all(b"\n"))
-        .and_then(|()| out.flush())
-        .into_diagnostic()
+    write_out(&format!("{text}\n"))
 }
 
 fn print_json(value: &impl serde::Serialize) -> Result<()> {

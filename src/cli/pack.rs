@@ -25,8 +25,8 @@ pub struct Args {
     /// Folder to write; it must not exist
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Bits a weight for every linear layer; a plan may name others
-    #[arg(long, value_name = "BITS", required_unless_present = "plan")]
+    /// Bits a weight for every linear layer that the plan does not name
+    #[arg(long, value_name = "BITS", required_unless_present = "plan", allow_negative_numbers = true)]
     bits: Option<f64>,
     #[command(flatten)]
     texts: Texts,
@@ -66,7 +66,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let text = std::fs::read_to_string(file)
                 .into_diagnostic()
                 .wrap_err_with(|| file.display().to_string())?;
-            Plan::from_toml(&text, bits).into_diagnostic().wrap_err_with(|| file.display().to_string())?
+            let plan = Plan::from_toml(&text, bits).and_then(|plan| {
+                plan.resolve(checkpoint.config().layers)?;
+                Ok(plan)
+            });
+            plan.into_diagnostic().wrap_err_with(|| file.display().to_string())?
         }
         (None, bits) => Plan::uniform(bits.unwrap_or(1.0)),
     };
@@ -111,6 +115,12 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
     if let (Some(fit), Some(heldout)) = (totals.mean_fit_rel, totals.mean_heldout_rel) {
         lines.push(format!("error  {heldout:.4} of the output on held-out text, {fit:.4} on the text fitted to (mean over layers)"));
     }
+    let clipped = packing.clipped();
+    if clipped > 0 {
+        lines.push(format!(
+            "budget not met by {clipped} layers, whose smallest or largest rank decided (lapidary inspect)"
+        ));
+    }
     let dense: Vec<_> = packing.dense().collect();
     if !dense.is_empty() {
         lines.push("stays dense:".into());
@@ -119,9 +129,16 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
     lines.push(format!(
         "written to {}; try: lapidary generate {} -p \"...\"",
         output.display(),
-        output.display()
+        quoted(output)
     ));
     lines.join("\n")
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &std::path::Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 fn duration(seconds: f64) -> String {

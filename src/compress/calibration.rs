@@ -66,31 +66,30 @@ impl Calibration {
 
 fn split(windows: &Windows, params: CalibrationParams) -> Result<(usize, usize), TextError> {
     let (window, available) = (params.window, windows.count());
-    let whole = |tokens: usize| tokens / window;
-    let too_short = |needed: usize, what: &str| TextError::TooShort {
-        tokens: windows.text_tokens,
-        needed: needed * window,
-        what: format!("{what} in windows of {window} tokens"),
+    let whole = |part: &'static str, tokens: usize| match tokens / window {
+        0 => Err(TextError::Part { part, tokens, window }),
+        count => Ok(count),
     };
     let (fit, heldout) = match (params.fit_tokens, params.heldout_tokens) {
         (None, None) => {
-            let total = available.min((whole(FIT_TOKENS) + whole(HELDOUT_TOKENS)).max(2));
+            let total = available.min(((FIT_TOKENS + HELDOUT_TOKENS) / window).max(2));
             let heldout = (total * HELDOUT_TOKENS).div_ceil(FIT_TOKENS + HELDOUT_TOKENS);
-            (total.saturating_sub(heldout), heldout)
+            (total - heldout, heldout)
         }
-        (fit, heldout) => {
-            let heldout = heldout.map_or(whole(HELDOUT_TOKENS).max(1), whole);
-            (
-                fit.map_or_else(|| available.saturating_sub(heldout).min(whole(FIT_TOKENS).max(1)), whole),
-                heldout,
-            )
+        (Some(fit), None) => (whole("fit", fit)?, (HELDOUT_TOKENS / window).max(1)),
+        (None, Some(heldout)) => {
+            let heldout = whole("held-out", heldout)?;
+            (available.saturating_sub(heldout).min((FIT_TOKENS / window).max(1)), heldout)
         }
+        (Some(fit), Some(heldout)) => (whole("fit", fit)?, whole("held-out", heldout)?),
     };
-    if fit == 0 || heldout == 0 {
-        return Err(too_short(2, "at least one fit and one held-out window"));
-    }
-    if fit + heldout > available {
-        return Err(too_short(fit + heldout, "fit and held-out parts"));
+    let needed = fit.max(1).saturating_add(heldout.max(1));
+    if needed > available || fit == 0 {
+        return Err(TextError::TooShort {
+            tokens: windows.text_tokens,
+            needed: needed.max(2).saturating_mul(window),
+            what: format!("a fit and a held-out part in windows of {window} tokens"),
+        });
     }
     Ok((fit, heldout))
 }

@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(parts.tokens(), 10);
         let (whole, parts) = (whole.finish(), parts.finish());
         assert_eq!(whole, parts);
-        let expected: f32 = (0..10).map(|t| x[4 * t + 1] * x[4 * t + 3]).sum::<f32>() / 10.0;
-        assert!((whole[(1, 3)] - f64::from(expected)).abs() < 1e-12);
+        let expected: f64 = (0..10).map(|t| f64::from(x[4 * t + 1] * x[4 * t + 3])).sum::<f64>() / 10.0;
+        assert!((whole[(1, 3)] - expected).abs() < 1e-12);
     }
 }

@@ -1,4 +1,4 @@
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -49,12 +49,22 @@ pub enum JournalError {
     #[error("there is nothing to resume: {folder} does not exist; run without --resume")]
     Nothing { folder: PathBuf },
     #[error(
+        "{folder} holds files, but not identity.json, which says whose they are; delete that folder to start again"
+    )]
+    Unknown { folder: PathBuf },
+    #[error("{folder} is in use by another run; wait for it, or choose another output folder")]
+    InUse { folder: PathBuf },
+    #[error(
         "{folder} belongs to a run with another {what}; repeat the command that began it, or delete the folder \
          to start again"
     )]
     Foreign { folder: PathBuf, what: String },
     #[error("{file} is damaged ({problem}); delete it and resume, and that part is computed again")]
     Damaged { file: PathBuf, problem: String },
+    #[error("{file} is damaged ({problem}); delete the folder {folder} to start again")]
+    Identity { folder: PathBuf, file: PathBuf, problem: String },
+    #[error("{folder} cannot be begun: {source}; choose an output folder that can be written")]
+    Begin { folder: PathBuf, source: io::Error },
     #[error(
         "{file}: {source}; what was finished is safe, free some space or mend the folder and run again with --resume"
     )]
@@ -66,14 +76,36 @@ pub enum JournalError {
 /// | file | content |
 /// |---|---|
 /// | `identity.json` | [`Identity`] |
-/// | `<tensor>.blr`, `<tensor>.json` | payload and [`Record`]; a tensor counts once its record exists |
-/// | `hidden-<layer>.f32` | residual stream entering that block, f32 little-endian |
+/// | `<tensor>.blr`, `<tensor>.json` | payload and [`Record`], with a checksum; a tensor counts once both exist |
+/// | `hidden-<layer>.f32` | residual stream entering that block, f32 little-endian, then its SHA-256 |
+/// | `lock` | held while a run uses the folder |
 ///
 /// Every file is written to a temporary name, synced and renamed, so a kill at any moment loses at most the tensors
 /// being encoded.
 pub struct Journal {
     folder: PathBuf,
+    /// Released when the process ends, however it ends.
+    _lock: File,
 }
+
+/// A record as it is stored: bound to its tensor, so that no other file can stand in for it.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    tensor: String,
+    record: Record,
+    /// SHA-256 of the two above.
+    check: String,
+}
+
+impl Stored {
+    fn check(tensor: &str, record: &Record) -> Result<String, serde_json::Error> {
+        Ok(hex(&Sha256::digest(serde_json::to_vec(&(tensor, record))?)))
+    }
+}
+
+const IDENTITY: &str = "identity.json";
+const LOCK: &str = "lock";
+const CHECKSUM_BYTES: usize = 32;
 
 impl Journal {
     /// `<output>.partial`
@@ -83,30 +115,61 @@ impl Journal {
         folder.into()
     }
 
-    /// Starts a journal, or continues one of the same identity.
+    /// Starts a journal, or continues one of the same identity. One run at a time uses a journal.
     pub fn open(output: &Path, identity: &Identity, resume: bool) -> Result<Self, JournalError> {
         let folder = Self::folder_of(output);
-        let journal = Self { folder: folder.clone() };
-        let file = folder.join("identity.json");
-        // A run that was killed before its identity was written left nothing worth keeping.
-        let begun = file.is_file();
-        match (begun, resume) {
-            (true, false) => Err(JournalError::Interrupted { folder }),
-            (false, true) => Err(JournalError::Nothing { folder }),
-            (true, true) => {
-                let found: serde_json::Value = journal.read_json(&file)?;
-                let expected = serde_json::to_value(identity).map_err(|e| damaged(&file, e))?;
-                match difference(&found, &expected) {
-                    Some(what) => Err(JournalError::Foreign { folder, what }),
-                    None => Ok(journal),
+        if resume && !folder.is_dir() {
+            return Err(JournalError::Nothing { folder });
+        }
+        let begin = |source| JournalError::Begin { folder: folder.clone(), source };
+        fs::create_dir_all(&folder).map_err(begin)?;
+        let lock = File::create(folder.join(LOCK)).map_err(begin)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(JournalError::InUse { folder }),
+            Err(TryLockError::Error(source)) => return Err(begin(source)),
+        }
+        let journal = Self { folder: folder.clone(), _lock: lock };
+        match (journal.identity()?, resume) {
+            (Some(_), false) => Err(JournalError::Interrupted { folder }),
+            (Some(found), true) => match difference(&found, identity) {
+                Some(what) => Err(JournalError::Foreign { folder, what: what.into() }),
+                None => Ok(journal),
+            },
+            // A run that was killed before its identity was written left nothing but that file's temporary name.
+            (None, _) if journal.holds_more()? => Err(JournalError::Unknown { folder }),
+            (None, _) => match journal.write_json(IDENTITY, identity) {
+                Ok(()) => Ok(journal),
+                Err(error) => {
+                    // Nothing was begun, so nothing may stay; the error that is told is the first one.
+                    let _ = fs::remove_dir_all(&folder);
+                    Err(error)
                 }
-            }
-            (false, false) => {
-                fs::create_dir_all(&folder).map_err(|source| JournalError::Io { file: folder, source })?;
-                journal.write_json("identity.json", identity)?;
-                Ok(journal)
+            },
+        }
+    }
+
+    fn identity(&self) -> Result<Option<Identity>, JournalError> {
+        let file = self.folder.join(IDENTITY);
+        if !file.is_file() {
+            return Ok(None);
+        }
+        let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
+        let folder = self.folder.clone();
+        let damaged = |e: serde_json::Error| JournalError::Identity { folder, file, problem: e.to_string() };
+        serde_json::from_slice(&bytes).map(Some).map_err(damaged)
+    }
+
+    /// Whether the folder holds anything but the lock and a half-written identity.
+    fn holds_more(&self) -> Result<bool, JournalError> {
+        let io_error = |source| JournalError::Io { file: self.folder.clone(), source };
+        for entry in fs::read_dir(&self.folder).map_err(io_error)? {
+            let name = entry.map_err(io_error)?.file_name();
+            if name != LOCK && !name.to_string_lossy().starts_with(IDENTITY) {
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
     pub fn folder(&self) -> &Path {
@@ -119,7 +182,13 @@ impl Journal {
         if !file.is_file() {
             return Ok(None);
         }
-        let record: Record = self.read_json(&file)?;
+        let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
+        let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| damaged(&file, e))?;
+        let check = Stored::check(name, &stored.record).map_err(|e| damaged(&file, e))?;
+        if (stored.tensor.as_str(), stored.check) != (name, check) {
+            return Err(damaged(&file, "it is not what was written for this tensor"));
+        }
+        let record = stored.record;
         let Record::Packed { sha256, .. } = &record else { return Ok(Some((record, None))) };
         let file = self.folder.join(format!("{name}.blr"));
         if !file.is_file() {
@@ -141,41 +210,49 @@ impl Journal {
     ) -> Result<Record, JournalError> {
         let bytes = payload.bytes().as_slice();
         self.write(&format!("{name}.blr"), bytes)?;
-        let record = Record::Packed { quality, sha256: hex(&Sha256::digest(bytes)) };
-        self.write_json(&format!("{name}.json"), &record)?;
-        Ok(record)
+        self.write_record(name, Record::Packed { quality, sha256: hex(&Sha256::digest(bytes)) })
     }
 
     pub fn write_dense(&self, name: &str, reason: String) -> Result<Record, JournalError> {
-        let record = Record::Dense { reason };
-        self.write_json(&format!("{name}.json"), &record)?;
-        Ok(record)
+        self.write_record(name, Record::Dense { reason })
+    }
+
+    fn write_record(&self, name: &str, record: Record) -> Result<Record, JournalError> {
+        let file = format!("{name}.json");
+        let check = Stored::check(name, &record).map_err(|e| damaged(&self.folder.join(&file), e))?;
+        let stored = Stored { tensor: name.into(), record, check };
+        self.write_json(&file, &stored)?;
+        Ok(stored.record)
     }
 
     /// The latest residual stream on record: the block it enters, and its numbers.
     pub fn read_hidden(&self, layers: usize) -> Result<Option<(usize, Vec<f32>)>, JournalError> {
-        for layer in (0..layers).rev() {
-            let file = self.hidden(layer);
-            if file.is_file() {
-                let bytes =
-                    fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
-                let (numbers, rest) = bytes.as_chunks::<4>();
-                if !rest.is_empty() {
-                    return Err(damaged(&file, "its length is not a multiple of 4"));
-                }
-                return Ok(Some((layer, numbers.iter().map(|b| f32::from_le_bytes(*b)).collect())));
-            }
+        let Some(layer) = (0..layers).rev().find(|layer| self.hidden(*layer).is_file()) else {
+            return Ok(None);
+        };
+        let file = self.hidden(layer);
+        let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
+        let Some((numbers, check)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else {
+            return Err(damaged(&file, "it is cut off"));
+        };
+        if Sha256::digest(numbers).as_slice() != check {
+            return Err(damaged(&file, "its checksum is not the recorded one"));
         }
-        Ok(None)
+        let numbers = numbers.as_chunks::<4>().0;
+        Ok(Some((layer, numbers.iter().map(|b| f32::from_le_bytes(*b)).collect())))
     }
 
     /// Records the residual stream entering `layer`, then drops that of the block before.
     pub fn write_hidden(&self, layer: usize, hidden: &[f32]) -> Result<(), JournalError> {
         let file = self.hidden(layer);
         let write = |out: &mut dyn io::Write| {
-            hidden.chunks(1 << 16).try_for_each(|part| {
-                out.write_all(&part.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
-            })
+            let mut check = Sha256::new();
+            for part in hidden.chunks(1 << 16) {
+                let bytes: Vec<u8> = part.iter().flat_map(|v| v.to_le_bytes()).collect();
+                check.update(&bytes);
+                out.write_all(&bytes)?;
+            }
+            out.write_all(&check.finalize())
         };
         write_durably(&file, write).map_err(|source| JournalError::Io { file, source })?;
         if let Some(before) = layer.checked_sub(1).map(|before| self.hidden(before)).filter(|f| f.is_file()) {
@@ -184,9 +261,19 @@ impl Journal {
         Ok(())
     }
 
-    /// Removes the journal once its result is in place.
+    /// Removes the journal once its result is in place; the identity last, so that a kill in between leaves a journal
+    /// that still says whose it is.
     pub fn remove(self) -> Result<(), JournalError> {
-        fs::remove_dir_all(&self.folder).map_err(|source| JournalError::Io { file: self.folder, source })
+        let io_error = |source| JournalError::Io { file: self.folder.clone(), source };
+        for entry in fs::read_dir(&self.folder).map_err(io_error)? {
+            let path = entry.map_err(io_error)?.path();
+            match path.file_name() {
+                Some(name) if name == IDENTITY || name == LOCK => {}
+                _ if path.is_dir() => fs::remove_dir_all(&path).map_err(io_error)?,
+                _ => fs::remove_file(&path).map_err(io_error)?,
+            }
+        }
+        fs::remove_dir_all(&self.folder).map_err(io_error)
     }
 
     fn hidden(&self, layer: usize) -> PathBuf {
@@ -202,24 +289,20 @@ impl Journal {
         let text = serde_json::to_vec_pretty(value).map_err(|e| damaged(&self.folder.join(name), e))?;
         self.write(name, &text)
     }
-
-    fn read_json<T: serde::de::DeserializeOwned>(&self, file: &Path) -> Result<T, JournalError> {
-        let bytes = fs::read(file).map_err(|source| JournalError::Io { file: file.into(), source })?;
-        serde_json::from_slice(&bytes).map_err(|e| damaged(file, e))
-    }
 }
 
 fn damaged(file: &Path, problem: impl ToString) -> JournalError {
     JournalError::Damaged { file: file.into(), problem: problem.to_string() }
 }
 
-/// The first key whose value differs.
-fn difference(found: &serde_json::Value, expected: &serde_json::Value) -> Option<String> {
-    let keys = expected.as_object()?;
-    let what = keys.iter().find(|(key, value)| found.get(key.as_str()) != Some(value)).map(|(key, _)| key)?;
-    Some(match what.as_str() {
-        "version" => "version of lapidary".into(),
-        "calibration" => "calibration text or window".into(),
-        other => other.into(),
-    })
+/// What differs first between two identities.
+pub(super) fn difference(found: &Identity, expected: &Identity) -> Option<&'static str> {
+    let pairs = [
+        ("version of lapidary", found.version == expected.version),
+        ("model", found.model == expected.model),
+        ("recipe", found.recipe == expected.recipe),
+        ("plan", found.plan == expected.plan),
+        ("calibration text or window", found.calibration == expected.calibration),
+    ];
+    pairs.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
 }

@@ -1,5 +1,5 @@
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::journal::{Identity, Journal, JournalError, Record};
 use super::packing::{Packing, PackingError, TensorEntry, checksum};
+use super::plan::Assignment;
 use crate::blr::Payload;
 use crate::device::sync_folder;
 use crate::model::{Checkpoint, CheckpointError, LinearName, Tensor, Tokenizer, TokenizerError};
@@ -25,8 +26,15 @@ pub enum OutputError {
         "model.safetensors: {0}; the packed tensors are safe in the journal, mend this and run again with --resume"
     )]
     Safetensors(#[from] safetensors::SafeTensorError),
-    #[error("tensor `{tensor}` stays dense, but its value {value} at number {index} does not fit {dtype}")]
-    Overflow { tensor: String, index: usize, value: f32, dtype: Dtype },
+    #[error(
+        "tensor `{tensor}` holds {value} at row {row}, column {col}; the weights are damaged, fetch the model again"
+    )]
+    NotFinite { tensor: String, row: usize, col: usize, value: f32 },
+    #[error(
+        "tensor `{tensor}` is stored in {dtype}, but holds {value:?} at row {row}, column {col}; for the wider range of \
+         BF16 set \"torch_dtype\": \"bfloat16\" in the source's config.json"
+    )]
+    Overflow { tensor: String, row: usize, col: usize, value: f32, dtype: Dtype },
     #[error("tensor `{0}` is missing in the journal")]
     NoRecord(String),
     #[error(transparent)]
@@ -66,17 +74,23 @@ pub fn write(
 
     let (entries, stored) = collect(checkpoint, journal)?;
     for tensor in stored.values() {
-        tensor.check(checkpoint.half_dtype())?;
+        if let Data::Dense { tensor, dtype } = &tensor.data {
+            check_stored(tensor, *dtype)?;
+        }
     }
     let sizes = stored.values().map(|tensor| (tensor.numbers, tensor.bytes_len())).collect::<Vec<_>>();
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    safetensors::serialize_to_file(&stored, Some(metadata), &folder.join("model.safetensors"))?;
+    let model = folder.join("model.safetensors");
+    safetensors::serialize_to_file(&stored, Some(metadata), &model)?;
 
     let write_json = |name: &str, value: &Value| {
         let file = folder.join(name);
         fs::write(&file, format!("{value:#}\n")).map_err(io_error(&file))
     };
     write_json("config.json", &config_json(checkpoint, &entries))?;
+    // The safetensors crate writes through a temporary file that only its owner may read.
+    let usual = fs::metadata(folder.join("config.json")).map_err(io_error(&folder))?.permissions();
+    fs::set_permissions(&model, usual).map_err(io_error(&model))?;
     if checkpoint.extra_files().is_empty() {
         let file = folder.join("tokenizer.json");
         fs::write(&file, tokenizer.to_json()?).map_err(io_error(&file))?;
@@ -99,6 +113,56 @@ pub fn write(
     fs::rename(&folder, output).map_err(io_error(output))?;
     sync_folder(output.parent().unwrap_or(Path::new("."))).map_err(io_error(output))?;
     Ok(packing)
+}
+
+/// That every number of the model is finite, and fits the 16-bit type where it is known to stay dense; asked before
+/// hours are spent on the rest.
+pub fn check_numbers(checkpoint: &Checkpoint, assignments: &[[Assignment; 7]]) -> Result<(), OutputError> {
+    let mut to_pack = BTreeSet::new();
+    for (layer, block) in assignments.iter().enumerate() {
+        for (name, assignment) in LinearName::ALL.into_iter().zip(block) {
+            if matches!(assignment, Assignment::Pack(_)) {
+                to_pack.insert(format!("{}.weight", name.prefix(layer)));
+            }
+        }
+    }
+    for name in checkpoint.names() {
+        let tensor = checkpoint.tensor(name)?;
+        check_finite(&tensor)?;
+        if !to_pack.contains(name) {
+            check_stored(&tensor, checkpoint.half_dtype())?;
+        }
+    }
+    Ok(())
+}
+
+fn check_finite(tensor: &Tensor) -> Result<(), OutputError> {
+    match find(tensor, |value| !value.is_finite()) {
+        Some((row, col, value)) => {
+            Err(OutputError::NotFinite { tensor: tensor.name.clone(), row, col, value })
+        }
+        None => Ok(()),
+    }
+}
+
+/// That the tensor's numbers are finite in the 16-bit type.
+fn check_stored(tensor: &Tensor, dtype: Dtype) -> Result<(), OutputError> {
+    let most = if dtype == Dtype::Bf16 { bf16::MAX.to_f32() } else { f16::MAX.to_f32() };
+    match find(tensor, |value| value.abs() > most) {
+        Some((row, col, value)) => {
+            Err(OutputError::Overflow { tensor: tensor.name.clone(), row, col, value, dtype })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Row, column and value of the first number that is like this.
+fn find(tensor: &Tensor, like: impl Fn(f32) -> bool) -> Option<(usize, usize, f32)> {
+    let mut numbers = vec![0.0; tensor.cols()];
+    (0..tensor.rows()).find_map(|row| {
+        tensor.read_row(row, &mut numbers);
+        numbers.iter().position(|v| like(*v)).map(|col| (row, col, numbers[col]))
+    })
 }
 
 /// What every linear layer became, and every tensor to store, by name.
@@ -155,32 +219,6 @@ impl Stored {
             Data::Payload(payload) => payload.bytes().len(),
             Data::Dense { .. } => 2 * self.numbers,
         }
-    }
-
-    /// That every dense number is finite in the 16-bit type.
-    fn check(&self, dtype: Dtype) -> Result<(), OutputError> {
-        let Data::Dense { tensor, .. } = &self.data else { return Ok(()) };
-        let mut row = vec![0.0; tensor.cols()];
-        for i in 0..tensor.rows() {
-            tensor.read_row(i, &mut row);
-            let fits = |v: &f32| {
-                if dtype == Dtype::Bf16 {
-                    bf16::from_f32(*v).is_finite()
-                } else {
-                    f16::from_f32(*v).is_finite()
-                }
-            };
-            if let Some(j) = row.iter().position(|v| !fits(v)) {
-                let index = i * row.len() + j;
-                return Err(OutputError::Overflow {
-                    tensor: tensor.name.clone(),
-                    index,
-                    value: row[j],
-                    dtype,
-                });
-            }
-        }
-        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ use super::calibration::CalibrationRecord;
 use super::journal::{Identity, Record};
 use super::plan::Plan;
 use super::recipe::Recipe;
+use crate::blr::rank::Clipped;
 use crate::model::Checkpoint;
 use crate::model::text::hex;
 
@@ -80,7 +81,9 @@ impl Packing {
         tensors: Vec<TensorEntry>,
         stored: &[(usize, usize)],
     ) -> Self {
-        let name = checkpoint.path().file_name().unwrap_or(checkpoint.path().as_os_str()).to_string_lossy();
+        // `.` and `..` have names only once they are resolved.
+        let path = checkpoint.path().canonicalize().unwrap_or_else(|_| checkpoint.path().into());
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         Self {
             lapidary: identity.version.clone(),
             source: Source { name: name.into_owned(), fingerprint: identity.model.clone() },
@@ -101,6 +104,26 @@ impl Packing {
         serde_json::from_slice(&bytes).map_err(|source| PackingError::Json { file, source })
     }
 
+    /// Packed tensors whose budget did not decide their rank.
+    pub fn clipped(&self) -> usize {
+        let decided = |entry: &&TensorEntry| match &entry.record {
+            Record::Packed { quality, .. } => quality.clipped != Clipped::No,
+            Record::Dense { .. } => false,
+        };
+        self.tensors.iter().filter(decided).count()
+    }
+
+    /// The identity of the run that wrote it.
+    pub(super) fn identity(&self) -> Identity {
+        Identity {
+            version: self.lapidary.clone(),
+            model: self.source.fingerprint.clone(),
+            recipe: self.recipe.clone(),
+            plan: self.plan.clone(),
+            calibration: self.calibration.clone(),
+        }
+    }
+
     /// Tensors that stayed dense, with the reason.
     pub fn dense(&self) -> impl Iterator<Item = (&str, &str)> {
         self.tensors.iter().filter_map(|entry| match &entry.record {
@@ -111,7 +134,7 @@ impl Packing {
 }
 
 impl Totals {
-    fn of(tensors: &[TensorEntry], stored: &[(usize, usize)]) -> Self {
+    pub(super) fn of(tensors: &[TensorEntry], stored: &[(usize, usize)]) -> Self {
         let packed: Vec<_> = (tensors.iter())
             .filter_map(|entry| match &entry.record {
                 Record::Packed { quality, .. } => Some((entry.shape[0] * entry.shape[1], quality)),

@@ -1,4 +1,3 @@
-use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -7,7 +6,7 @@ use rayon::prelude::*;
 
 use super::calibration::{ActivationError, Calibration, CalibrationParams, advance, capture_grams};
 use super::context::Context;
-use super::journal::{Identity, Journal, JournalError};
+use super::journal::{Identity, Journal, JournalError, difference};
 use super::observer::{Event, Observer, Stage};
 use super::output::{self, OutputError};
 use super::packing::Packing;
@@ -17,7 +16,7 @@ use super::tensor::{Grams, Input, Outcome, encode_tensor};
 use crate::blr::Budget;
 use crate::model::text::{Text, TextError};
 use crate::model::{
-    Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor, first_non_finite,
+    Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor, Tokenizer,
 };
 
 /// What to pack, how, and where to.
@@ -41,7 +40,7 @@ pub enum PackError {
     AlreadyPacked { path: PathBuf, tensor: String },
     #[error("the recipe {0} fits to calibration text: name a file with --text")]
     NoText(String),
-    #[error("the plan: {0}")]
+    #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
     Text(#[from] TextError),
@@ -49,18 +48,12 @@ pub enum PackError {
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Decoder(#[from] DecoderError),
-    #[error(
-        "tensor `{tensor}` holds {value} at row {row}, column {col}; the weights are damaged, fetch the model again"
-    )]
-    Weight { tensor: String, row: usize, col: usize, value: f32 },
     #[error(transparent)]
     Activation(#[from] ActivationError),
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
     Output(#[from] OutputError),
-    #[error("{0}")]
-    Io(#[from] io::Error),
 }
 
 /// Packs a model block by block: calibrate, encode, run the block packed, go on. Cost is linear in depth.
@@ -71,10 +64,11 @@ pub fn pack(
     params: PackParams,
     observer: &dyn Observer,
 ) -> Result<Packing, PackError> {
-    let finished = params.output.exists();
-    // A run killed between putting the result in place and removing its journal has only the latter left to do.
-    if finished && !(params.resume && Journal::folder_of(&params.output).is_dir()) {
-        return Err(PackError::OutputExists(params.output));
+    // Without a trailing slash or `.`, so that the journal lies beside the output.
+    let output: PathBuf = params.output.components().collect();
+    let finished = output.symlink_metadata().is_ok();
+    if finished && !(params.resume && Journal::folder_of(&output).is_dir()) {
+        return Err(PackError::OutputExists(output));
     }
     let config = checkpoint.config();
     let assignments = params.plan.resolve(config.layers)?;
@@ -82,21 +76,14 @@ pub fn pack(
         return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
     }
     let tokenizer = checkpoint.tokenizer()?;
-    let calibration = match params.text {
-        Some(text) => {
-            let bos = config.bos.filter(|_| config.add_bos);
-            let calibration = Calibration::prepare(text, &tokenizer, bos, params.calibration)?;
-            let (window, most) = (calibration.windows.positions, config.max_positions);
-            if window > most {
-                return Err(TextError::Window { window: calibration.windows.len, most }.into());
-            }
-            Some(calibration)
+    output::check_numbers(checkpoint, &assignments)?;
+    let calibration = prepare_calibration(checkpoint, &tokenizer, params.text, params.calibration)?;
+    match &calibration {
+        Some(calibration) => {
+            warn_about_few_tokens(config.hidden.max(config.intermediate), calibration, observer)
         }
         None if params.recipe.needs_text() => return Err(PackError::NoText(params.recipe.name.to_string())),
-        None => None,
-    };
-    if let Some(calibration) = &calibration {
-        warn_about_few_tokens(config.hidden.max(config.intermediate), calibration, observer);
+        None => {}
     }
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -105,10 +92,16 @@ pub fn pack(
         plan: params.plan,
         calibration: calibration.as_ref().map(Calibration::record),
     };
-    let journal = Journal::open(&params.output, &identity, params.resume)?;
+    let journal = Journal::open(&output, &identity, params.resume)?;
     if finished {
-        journal.remove()?;
-        return Ok(Packing::read(&params.output).map_err(OutputError::from)?);
+        // A run killed between putting the result in place and removing its journal has only the latter left to do.
+        return match Packing::read(&output) {
+            Ok(packing) if difference(&packing.identity(), &identity).is_none() => {
+                journal.remove()?;
+                Ok(packing)
+            }
+            _ => Err(PackError::OutputExists(output)),
+        };
     }
     let mut run = Run {
         decoder: Decoder::load(checkpoint)?,
@@ -120,9 +113,25 @@ pub fn pack(
     };
     run.all_blocks()?;
     observer.event(Event::Writing);
-    let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &params.output)?;
+    let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &output)?;
     run.journal.remove()?;
     Ok(packing)
+}
+
+fn prepare_calibration(
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    text: Option<Text>,
+    params: CalibrationParams,
+) -> Result<Option<Calibration>, PackError> {
+    let config = checkpoint.config();
+    let bos = config.bos.filter(|_| config.add_bos);
+    let Some(text) = text else { return Ok(None) };
+    let positions = params.window + usize::from(bos.is_some());
+    if positions > config.max_positions {
+        return Err(TextError::Window { positions, most: config.max_positions }.into());
+    }
+    Ok(Some(Calibration::prepare(text, tokenizer, bos, params)?))
 }
 
 fn first_packed(checkpoint: &Checkpoint) -> Option<String> {
@@ -164,7 +173,6 @@ impl Run<'_> {
         for layer in 0..layers {
             let jobs = self.open_jobs(layer)?;
             if !jobs.is_empty() {
-                self.check_weights(layer)?;
                 let inputs = self.inputs(layer, &jobs, &hidden)?;
                 self.observer.event(Event::Stage { layer, stage: Stage::Encode });
                 jobs.par_iter().try_for_each(|job| self.encode(layer, job, &inputs))?;
@@ -194,14 +202,7 @@ impl Run<'_> {
                 }
                 Ok((layer, hidden))
             }
-            None => {
-                let tokens = calibration.windows.tokens();
-                let hidden = self.decoder.embed(tokens)?;
-                check_finite("model.embed_tokens.weight", &hidden, self.decoder.config().hidden, |i| {
-                    tokens[i] as usize
-                })?;
-                Ok((0, hidden))
-            }
+            None => Ok((0, self.decoder.embed(calibration.windows.tokens())?)),
         }
     }
 
@@ -239,16 +240,6 @@ impl Run<'_> {
         };
         jobs.sort_by_key(|job| std::cmp::Reverse(cost(job)));
         Ok(jobs)
-    }
-
-    /// That every dense weight of the block is finite, before it spoils the calibration.
-    fn check_weights(&self, layer: usize) -> Result<(), PackError> {
-        for name in LinearName::ALL {
-            if let Linear::Dense(tensor) = self.decoder.linear(layer, name) {
-                check_finite(&tensor.name, &tensor.to_f32(), tensor.cols(), |row| row)?;
-            }
-        }
-        Ok(())
     }
 
     /// What the encoder needs to know of each input that an open job reads; an error there keeps its layers dense.
@@ -333,20 +324,4 @@ impl Run<'_> {
 fn read_weight(tensor: &Tensor) -> Mat<f64> {
     let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
     Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j]))
-}
-
-/// `row_of` maps a row of `values` to the row of the tensor.
-fn check_finite(
-    tensor: &str,
-    values: &[f32],
-    cols: usize,
-    row_of: impl Fn(usize) -> usize,
-) -> Result<(), PackError> {
-    match first_non_finite(values, cols) {
-        Some((row, col)) => {
-            let value = values[row * cols + col];
-            Err(PackError::Weight { tensor: tensor.into(), row: row_of(row), col, value })
-        }
-        None => Ok(()),
-    }
 }

@@ -54,9 +54,9 @@ pub enum Assignment {
 pub enum PlanError {
     #[error("{0}")]
     Toml(#[from] toml::de::Error),
-    #[error("{what} is {value}: bits a weight must be above 0 and at most 16")]
+    #[error("{what} is {value:?}: bits a weight must be above 0 and at most 16")]
     Bits { what: String, value: f64 },
-    #[error("kv_factor is {0}: it must be above 0 and at most 16")]
+    #[error("kv_factor is {0:?}: it must be above 0 and at most 16")]
     Factor(f64),
     #[error(
         "[layers.{key:?}]: give one layer (\"3\") or a range (\"3-7\") below {layers}, the model's number of layers"
@@ -74,11 +74,11 @@ impl Plan {
         Self { bits, kv_factor: 1.0, layers: BTreeMap::new(), tensors: BTreeMap::new() }
     }
 
-    /// Reads a plan; `default_bits` stands in where the file names none.
-    pub fn from_toml(text: &str, default_bits: Option<f64>) -> Result<Self, PlanError> {
+    /// Reads a plan; `bits`, where given, takes the place of the file's own default.
+    pub fn from_toml(text: &str, bits: Option<f64>) -> Result<Self, PlanError> {
         let mut table: toml::Table = toml::from_str(text)?;
-        if let Some(bits) = default_bits {
-            table.entry("bits").or_insert(toml::Value::Float(bits));
+        if let Some(bits) = bits {
+            table.insert("bits".into(), toml::Value::Float(bits));
         }
         Ok(table.try_into()?)
     }
@@ -137,7 +137,9 @@ fn check_bits(what: &str, value: f64) -> Result<(), PlanError> {
 }
 
 fn parse_range(key: &str, layers: usize) -> Result<std::ops::RangeInclusive<usize>, PlanError> {
-    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|layer| *layer < layers);
+    let digits = |text: &&str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let number =
+        |text: &str| Some(text).filter(digits)?.parse::<usize>().ok().filter(|layer| *layer < layers);
     let (first, last) = key.split_once('-').unwrap_or((key, key));
     match (number(first), number(last)) {
         (Some(first), Some(last)) if first <= last => Ok(first..=last),
@@ -184,12 +186,13 @@ mod tests {
     #[test]
     fn faults_say_where() {
         let cases = [
-            ("bits = 0.0", "bits is 0"),
+            ("bits = 0.0", "bits is 0.0"),
             ("bits = nan", "bits is NaN"),
             ("kv_factor = 1.0", "missing field `bits`"),
             ("bits = 1.0\nbit = 2", "unknown field `bit`"),
-            ("bits = 1.0\nkv_factor = -1.0", "kv_factor is -1"),
+            ("bits = 1.0\nkv_factor = -1.0", "kv_factor is -1.0"),
             ("bits = 1.0\n[layers.4]\nbits = 1.0", "[layers.\"4\"]"),
+            ("bits = 1.0\n[layers.\"+1\"]\nbits = 1.0", "[layers.\"+1\"]"),
             ("bits = 1.0\n[layers.\"2-1\"]\nbits = 1.0", "below 4"),
             ("bits = 1.0\n[layers.\"0-1\"]\nbits = 1.0\n[layers.1]\nbits = 2.0", "both name layer 1"),
             ("bits = 1.0\n[tensors.\"lm_head\"]\nbits = 1.0", "no such linear layer"),

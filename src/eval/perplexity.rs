@@ -46,6 +46,10 @@ pub enum EvalError {
     Vocabulary { model: usize, original: usize },
     #[error("the model's output is not finite in window {window}: look for NaN or overflowing weights")]
     NotFinite { window: usize },
+    #[error(
+        "the mean negative log-likelihood is {nll:.0} nats, a perplexity beyond any number: the model computes nonsense"
+    )]
+    Overflow { nll: f64 },
 }
 
 /// Scores `model` on every window; with `original`, also how far it is from that.
@@ -85,6 +89,9 @@ pub fn evaluate(
         scores = tally.scores(windows, index + 1);
         if !scores.nll.is_finite() {
             return Err(EvalError::NotFinite { window: index });
+        }
+        if !scores.perplexity.is_finite() {
+            return Err(EvalError::Overflow { nll: scores.nll });
         }
         done(&scores);
     }

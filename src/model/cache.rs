@@ -1,5 +1,8 @@
 use super::Config;
 
+/// Positions that memory is reserved for before they come: what a file claims about its context is not believed.
+const MOST_RESERVED: usize = 4096;
+
 /// Keys and values of all positions seen so far, layer by layer.
 #[derive(Clone, Debug)]
 pub struct Cache {
@@ -15,10 +18,10 @@ pub struct LayerCache {
 }
 
 impl Cache {
-    /// An empty cache with room for `capacity` positions; it grows when more come.
+    /// An empty cache with room for `capacity` positions (at most [`MOST_RESERVED`]); it grows when more come.
     pub fn new(config: &Config, capacity: usize) -> Self {
         let kv_width = config.kv_heads * config.head_dim;
-        let numbers = capacity.min(config.max_positions) * kv_width;
+        let numbers = capacity.min(config.max_positions).min(MOST_RESERVED) * kv_width;
         let layer = |_| LayerCache { keys: Vec::with_capacity(numbers), values: Vec::with_capacity(numbers) };
         Self { layers: (0..config.layers).map(layer).collect(), kv_width }
     }

@@ -50,6 +50,10 @@ pub enum DecoderError {
          look for NaN, infinite or overflowing weights in this block"
     )]
     Activation { layer: usize, row: usize, column: usize },
+    #[error(
+        "the logit of token {token} is {value}: look for NaN, infinite or overflowing weights in the final norm and the head"
+    )]
+    Logit { token: usize, value: f32 },
 }
 
 /// Which positions the tokens of a run are.
@@ -178,7 +182,11 @@ impl Decoder {
     /// Logits of the position after the last token; empty without tokens.
     pub fn next_logits(&self, tokens: &[u32], cache: &mut Cache) -> Result<Vec<f32>, DecoderError> {
         let hidden = self.hidden(tokens, Run::Cache(cache), &mut super::NoCapture)?;
-        Ok(self.logits(&hidden[hidden.len().saturating_sub(self.config.hidden)..]))
+        let logits = self.logits(&hidden[hidden.len().saturating_sub(self.config.hidden)..]);
+        match first_non_finite(&logits, self.config.vocab) {
+            Some((_, token)) => Err(DecoderError::Logit { token, value: logits[token] }),
+            None => Ok(logits),
+        }
     }
 }
 

@@ -31,8 +31,14 @@ pub enum TextError {
     Empty { file: PathBuf },
     #[error("the text has {tokens} tokens, but {what} needs {needed}; give more text or a shorter window")]
     TooShort { tokens: usize, needed: usize, what: String },
-    #[error("a window of {window} tokens and the start token do not fit the {most} positions of the model")]
-    Window { window: usize, most: usize },
+    #[error(
+        "a window takes {positions} positions (a start token counted), but the model knows {most}: use a shorter window"
+    )]
+    Window { positions: usize, most: usize },
+    #[error(
+        "the {part} part is {tokens} tokens, less than one window of {window}; give it at least {window}"
+    )]
+    Part { part: &'static str, tokens: usize, window: usize },
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }

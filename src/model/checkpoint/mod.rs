@@ -210,10 +210,11 @@ fn half_dtype(tensors: &BTreeMap<String, Tensor>, raw_config: Option<&Value>) ->
 
 /// Maps a file; its bytes are read when they are looked at.
 fn map(path: &Path) -> io::Result<Bytes> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
+    // Asked before opening: to open a pipe waits for its writer.
+    if !path.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
+    let file = File::open(path)?;
     // SAFETY: the map is only read; that the file stays as it is, is the documented condition of `Checkpoint`.
     let map = unsafe { Mmap::map(&file) }?;
     Ok(Bytes::mapped(Arc::new(map)))

@@ -145,7 +145,7 @@ struct Rope {
 
 /// One token id or a list of them, as `eos_token_id` may be.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a token id or a list of token ids")]
 pub(crate) enum TokenIds {
     One(u32),
     Many(Vec<u32>),
