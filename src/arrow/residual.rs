@@ -1,5 +1,5 @@
-use super::fixtures::SplitMix64;
 use super::{Ridge, System, Vector};
+use crate::ops::splitmix::SplitMix64;
 
 /// Most steps of the power iteration.
 const STEPS: usize = 30;

@@ -2,7 +2,7 @@
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
 //! [`log_softmax`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
-//! The arrow solver's: [`cholesky`], [`matvec`].
+//! The arrow solver's: [`cholesky`], [`matvec`]. Random numbers: [`splitmix`].
 
 pub mod attention;
 pub mod cholesky;
@@ -20,6 +20,7 @@ pub mod rope;
 pub mod row_flips;
 pub mod sign_matvec;
 pub mod spd_solve;
+pub mod splitmix;
 pub mod swiglu;
 pub mod syrk;
 
