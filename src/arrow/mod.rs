@@ -50,7 +50,7 @@ pub use frame::{
 };
 pub use memory::{Budget, MemoryError};
 pub use newton::{
-    Failure, Linearisation, NewtonError, NewtonParams, Outcome, Problem, Reuse, Stop, Summary, newton,
+    Failure, Linearisation, NewtonError, NewtonParams, Outcome, Problem, Reuse, Stop, Summary, Try, newton,
 };
 pub use outer::OuterSequence;
 pub use quadratic::Quadratic;
