@@ -15,8 +15,8 @@
 //! | `sweep` | many independent fits at once |
 //! | `batch` | thousands of small systems at once |
 //! | [`bundle`] | bundle adjustment, a problem from outside |
-//! | [`file`] | systems on disk |
-//! | [`fixtures`] · [`bench`] | the systems of every test and bench; measurements |
+//! | [`mod@file`] | systems on disk |
+//! | [`fixtures`] · [`mod@bench`] | the systems of every test and bench; measurements |
 
 mod batch;
 pub mod bench;

@@ -296,7 +296,7 @@ impl<'a> Run<'a> {
             }
             Err(FrameError::NotPositiveDefinite { block, index, pivot, .. }) => {
                 let failure = Failure { block, index, pivot, ridge };
-                if self.worst.is_none_or(|worst| !(worst.pivot <= pivot)) {
+                if self.worst.is_none_or(|worst| pivot.total_cmp(&worst.pivot).is_lt()) {
                     self.worst = Some(failure);
                 }
                 Ok(false)
