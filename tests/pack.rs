@@ -311,11 +311,12 @@ fn verify_checks_what_packing_json_says() {
         assert_eq!(output.status.success(), more == "[]");
     };
     verify("[]");
-    let edits: [(&dyn Fn(&mut Value), &str); 4] = [
-        (&|v| v["files"] = serde_json::json!({}), "model.safetensors: packing.json has no checksum"),
-        (&|v| v["tensors"][0]["rank"] = 16.into(), "rank and bits a weight"),
-        (&|v| v["totals"]["body_bits"] = 0.5.into(), "totals are not the sums"),
-        (&|v| v["tensors"][3]["name"] = "model.layers.0.mlp.up_proj".into(), "lists it twice"),
+    type Edit = fn(&mut Value);
+    let edits: [(Edit, &str); 4] = [
+        (|v| v["files"] = serde_json::json!({}), "model.safetensors: packing.json has no checksum"),
+        (|v| v["tensors"][0]["rank"] = 16.into(), "rank and bits a weight"),
+        (|v| v["totals"]["body_bits"] = 0.5.into(), "totals are not the sums"),
+        (|v| v["tensors"][3]["name"] = "model.layers.0.mlp.up_proj".into(), "lists it twice"),
     ];
     for (edit, expected) in edits {
         let mut value: Value = serde_json::from_str(&text).unwrap();
