@@ -2,14 +2,17 @@
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
 //! [`log_softmax`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
+//! The arrow solver's: [`cholesky`], [`matvec`].
 
 pub mod attention;
+pub mod cholesky;
 pub mod column_search;
 pub mod dense_matvec;
 pub mod dtype;
 pub mod exp;
 pub mod log_softmax;
 pub mod matmul;
+pub mod matvec;
 pub mod polar;
 pub mod rank_one;
 pub mod rms_norm;

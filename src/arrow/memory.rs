@@ -1,0 +1,74 @@
+use super::{Border, System};
+
+/// Bytes that a frame may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Budget {
+    /// What the place of the frame has free when it is built.
+    #[default]
+    Available,
+    Bytes(u64),
+    Unlimited,
+}
+
+/// A frame would not fit; nothing was allocated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the frame needs {needed} bytes ({detail}) and {budget} are free; use fewer border unknowns or a structured border"
+)]
+pub struct MemoryError {
+    pub needed: u64,
+    pub budget: u64,
+    /// What takes the bytes.
+    pub detail: String,
+}
+
+impl Budget {
+    /// Nothing, or the refusal with figure and budget. `available` is asked only for [`Self::Available`].
+    pub fn check(
+        self,
+        needed: u64,
+        detail: &str,
+        available: impl FnOnce() -> Option<u64>,
+    ) -> Result<(), MemoryError> {
+        let budget = match self {
+            Self::Available => available(),
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Unlimited => None,
+        };
+        match budget {
+            Some(budget) if needed > budget => Err(MemoryError { needed, budget, detail: detail.into() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Bytes of the system itself.
+pub fn system_bytes(system: &System) -> u64 {
+    let numbers = system.row_hessian().len() + system.cross().len() + system.border_hessian().len();
+    8 * numbers as u64
+}
+
+/// Bytes that a host frame allocates beside the system: row factors, coupling and factored border (or capacitance),
+/// at the moment when it takes most.
+pub fn host_frame_bytes(system: &System) -> u64 {
+    let (m, p) = (system.unknowns() as u64, system.border() as u64);
+    let size = |rows: u64, cols: u64| rows.saturating_mul(cols);
+    let coupling = size(m, p);
+    let core = if uses_capacitance(system) { size(m, m) } else { size(p, p) };
+    let numbers = (system.row_hessian().len() as u64).saturating_add(coupling).saturating_add(core);
+    numbers.saturating_mul(8)
+}
+
+/// Whether the rows' capacitance (Σ d_i wide) takes the place of the border's Schur complement (p wide): where the
+/// border has a structure that inverts at once, and the rows are fewer.
+pub fn uses_capacitance(system: &System) -> bool {
+    !matches!(system.border_hessian(), Border::Dense(_)) && system.unknowns() <= system.border()
+}
+
+/// Memory that the system could give now; `None` where it does not say.
+pub fn host_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
