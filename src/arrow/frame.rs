@@ -12,6 +12,8 @@ use super::{Block, Path, Ridge, System, Telemetry, Vector};
 pub enum Backend {
     #[default]
     Host,
+    #[cfg(feature = "cuda")]
+    Cuda(crate::device::cuda::Cuda),
 }
 
 /// How a frame is built.
@@ -44,6 +46,8 @@ pub struct Frame {
 
 enum Kind {
     Host(Box<HostFrame>),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<super::cuda::CudaFrame>),
 }
 
 /// What takes the place of an inverse.
@@ -117,6 +121,8 @@ pub enum FrameError {
     NonFinite { slab: &'static str, index: usize, value: f64 },
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
 }
 
 impl Frame {
@@ -135,6 +141,13 @@ impl Frame {
                 let frame = HostFrame::build(system, ridge, params.budget)?;
                 let built = Telemetry { frames: 1, factorisations: 2, ..Telemetry::default() };
                 (Kind::Host(Box::new(frame)), built)
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let before = super::cuda::telemetry(cuda);
+                let frame = super::cuda::CudaFrame::build(cuda, system, ridge, params.budget)?;
+                let built = Telemetry { frames: 1, ..super::cuda::telemetry(cuda) - before };
+                (Kind::Cuda(Box::new(frame)), built)
             }
         };
         Ok(Self { kind, ridge, shape: (system.unknowns(), system.border()), built })
@@ -157,6 +170,12 @@ impl Frame {
         rhs.iter().try_for_each(|rhs| self.check(rhs))?;
         let (steps, mut telemetry) = match &mut self.kind {
             Kind::Host(frame) => (frame.solve_many(rhs), Telemetry::default()),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(frame) => {
+                let before = super::cuda::telemetry(frame.cuda());
+                let steps = frame.solve_many(rhs)?;
+                (steps, super::cuda::telemetry(frame.cuda()) - before)
+            }
         };
         telemetry.solves = rhs.len() as u64;
         Ok(Solutions { steps, about: self.about(), telemetry })
@@ -166,6 +185,8 @@ impl Frame {
     pub fn log_det(&self) -> f64 {
         match &self.kind {
             Kind::Host(frame) => frame.log_det(),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(frame) => frame.log_det(),
         }
     }
 
@@ -176,6 +197,8 @@ impl Frame {
     pub fn about(&self) -> About {
         match &self.kind {
             Kind::Host(frame) => frame.about(),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(frame) => frame.about(),
         }
     }
 

@@ -15,6 +15,8 @@
 mod border;
 mod condition;
 mod cross;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod fixtures;
 mod frame;
 mod host;

@@ -1,5 +1,5 @@
 /// What a device can fail at. Nothing in [`device`](crate::device) panics for want of a library, a driver or memory.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     #[error("{library} was not found: {reason}; {hint}", hint = library_hint())]
     MissingLibrary { library: &'static str, reason: String },

@@ -87,6 +87,19 @@ impl<T: Pod> Buffer<T> {
         })
     }
 
+    /// Queues a copy of the first `len` elements to pinned memory at `address`, which stays alive until the stream was
+    /// waited for.
+    pub fn download_to(&self, stream: &Stream, address: u64, len: usize) -> Result<(), DeviceError> {
+        self.fits(len)?;
+        stream.cuda().bind()?;
+        let bytes = len * size_of::<T>();
+        stream.cuda().counters().bytes_down.fetch_add(bytes as u64, Relaxed);
+        // SAFETY: the buffer covers these bytes; the caller vouches for the pinned ones.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(address as *mut std::ffi::c_void, self.pointer, bytes, stream.raw())
+        })
+    }
+
     /// The first `len` elements, downloaded and waited for.
     pub fn to_vec(&self, stream: &Stream, len: usize) -> Result<Vec<T>, DeviceError> {
         let mut values = vec![T::zeroed(); len];

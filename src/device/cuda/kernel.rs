@@ -89,28 +89,58 @@ impl Kernel {
     /// # Safety
     /// The arguments match the kernel's parameters, and everything they point to outlives the kernel's run.
     pub unsafe fn launch(&self, stream: &Stream, grid: Grid, args: &mut Args) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.queue(stream, grid, args, &mut []) }
+    }
+
+    /// Queues the kernel so that it may start while the one before it on the stream still runs. It must itself wait
+    /// for that one (`griddepcontrol.wait`) before it touches anything that the other writes. Cards before Hopper run
+    /// the two one after another.
+    ///
+    /// # Safety
+    /// As for [`Self::launch`].
+    pub unsafe fn launch_chained(&self, stream: &Stream, grid: Grid, args: &mut Args) -> Result<(), DeviceError> {
+        let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        // SAFETY: plain data, for which zeros are valid.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = id;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let chained = stream.cuda().arch() >= 90;
+        let attributes = std::slice::from_mut(&mut attribute);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.queue(stream, grid, args, if chained { attributes } else { &mut [] }) }
+    }
+
+    /// # Safety
+    /// As for [`Self::launch`].
+    unsafe fn queue(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        args: &mut Args,
+        attributes: &mut [sys::CUlaunchAttribute],
+    ) -> Result<(), DeviceError> {
         stream.cuda().bind()?;
         stream.cuda().counters().launches.fetch_add(1, Relaxed);
         let mut slots: [*mut c_void; Args::MOST] = [std::ptr::null_mut(); Args::MOST];
         for (slot, value) in slots.iter_mut().zip(&mut args.values) {
             *slot = std::ptr::from_mut(value).cast();
         }
-        let (x, y) = (grid.blocks.0 as u32, grid.blocks.1 as u32);
-        // SAFETY: the caller vouches for the arguments; the slots live through the call, which copies them.
-        check("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
-                self.function,
-                x,
-                y,
-                1,
-                grid.threads as u32,
-                1,
-                1,
-                self.shared,
-                stream.raw(),
-                slots.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks.0 as u32,
+            gridDimY: grid.blocks.1 as u32,
+            gridDimZ: 1,
+            blockDimX: grid.threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            hStream: stream.raw(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        // SAFETY: the caller vouches for the arguments; config and slots live through the call, which copies them.
+        check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(&config, self.function, slots.as_mut_ptr(), std::ptr::null_mut())
         })
     }
 }

@@ -89,7 +89,10 @@ fn ready(
 
 fn load(wanted: &Wanted) -> Result<Library, String> {
     if let Some(path) = std::env::var_os(wanted.variable) {
-        return open(Path::new(&path)).map_err(|e| format!("{} names a file that does not load: {e}", wanted.variable));
+        let path = Path::new(&path);
+        let library = open(path).map_err(|e| format!("{} names a file that does not load: {e}", wanted.variable))?;
+        load_companions(path);
+        return Ok(library);
     }
     let by_name = wanted.files.iter().map(PathBuf::from);
     let in_folders = folders().into_iter().flat_map(|folder| {
@@ -98,11 +101,26 @@ fn load(wanted: &Wanted) -> Result<Library, String> {
     let mut last = String::new();
     for path in by_name.chain(in_folders) {
         match open(&path) {
-            Ok(library) => return Ok(library),
+            Ok(library) => {
+                load_companions(&path);
+                return Ok(library);
+            }
             Err(error) => last = error,
         }
     }
     Err(format!("not on the loader's path, in CUDA_HOME, /usr/local/cuda*/lib64 or Python's nvidia folders ({last})"))
+}
+
+/// NVRTC asks for its built-in headers by name when it first compiles: those beside it are loaded, so that it finds
+/// them outside the loader's path too. Where they are missing, its own message says so.
+fn load_companions(path: &Path) {
+    for companion in path.parent().map(|folder| children(folder, "libnvrtc-builtins.so")).unwrap_or_default() {
+        if path.file_name().is_some_and(|name| name.to_string_lossy().contains("nvrtc")) {
+            if let Ok(library) = open(&companion) {
+                std::mem::forget(library);
+            }
+        }
+    }
 }
 
 /// Loads for every later `dlopen` of the process, so that a library finds those it depends on.
