@@ -11,13 +11,15 @@
 // The inverse of a leaf of order n <= LEAF by the symmetric sweep operator: for each k, with d = a_kk,
 //     a_ij -= a_ik a_kj / d,  a_ik /= d,  a_kk = -1/d,  which ends with -A^-1.
 // d is the squared k-th pivot of Cholesky. One block of 1024 threads: thread (x, y) owns the elements
-// (y + 32 a, x + 32 b) in registers; the column of each step goes through shared memory, in turn through two buffers,
-// so that one barrier a step is enough. Reads the lower triangle, writes both.
+// (y + 32 a, x + 32 b) in registers, so that a row is one warp's; the column of each step and 1/d, divided once, go
+// through shared memory, in turn through two buffers, so that one barrier a step is enough. Reads the lower triangle,
+// writes both.
 extern "C" __global__ void __launch_bounds__(1024) invert_leaf(
     double* S, int ld, int n, int base, double* pivots, int* status)
 {
     constexpr int Q = LEAF / 32;
     __shared__ double column[2][LEAF];
+    __shared__ double reciprocal[2];
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
     double a[Q][Q];
 #pragma unroll
@@ -31,42 +33,41 @@ extern "C" __global__ void __launch_bounds__(1024) invert_leaf(
     if (x == 0)
 #pragma unroll
         for (int r = 0; r < Q; ++r) column[0][y + 32 * r] = a[r][0];
+    if (threadIdx.x == 0) reciprocal[0] = 1.0 / a[0][0];
     __syncthreads();
 #pragma unroll
     for (int block = 0; block < Q; ++block) {
         for (int kk = 0; kk < 32; ++kk) {
             int k = block * 32 + kk;
             const double* now = column[k & 1];
-            double d = now[k], inverse = 1.0 / d;
+            double inverse = reciprocal[k & 1];
             if (threadIdx.x == 0 && k < n) {
-                pivots[base + k] = d;
-                if (!(d > 0.0)) atomicMin(status, base + k);
+                pivots[base + k] = now[k];
+                if (!(now[k] > 0.0)) atomicMin(status, base + k);
             }
             double left[Q], up[Q];
 #pragma unroll
             for (int r = 0; r < Q; ++r) left[r] = now[y + 32 * r] * inverse;
 #pragma unroll
             for (int c = 0; c < Q; ++c) up[c] = now[x + 32 * c];
-            bool my_row = y == kk, my_column = x == kk;
 #pragma unroll
             for (int r = 0; r < Q; ++r)
 #pragma unroll
-                for (int c = 0; c < Q; ++c) {
-                    bool row = my_row && r == block, col = my_column && c == block;
-                    double v = a[r][c] - left[r] * up[c];
-                    if (row) v = up[c] * inverse;
-                    if (col) v = left[r];
-                    if (row && col) v = -inverse;
-                    a[r][c] = v;
-                }
+                for (int c = 0; c < Q; ++c) a[r][c] -= left[r] * up[c];
+            if (x == kk)
+#pragma unroll
+                for (int r = 0; r < Q; ++r) a[r][block] = left[r];
+            if (y == kk)
+#pragma unroll
+                for (int c = 0; c < Q; ++c) a[block][c] = c == block && x == kk ? -inverse : up[c] * inverse;
             int next = k + 1;
             if (next < LEAF && x == next % 32) {
-                double* then = column[next & 1];
+                bool same = next / 32 == block;
 #pragma unroll
                 for (int r = 0; r < Q; ++r) {
-                    double v = a[r][block];
-                    if (next / 32 != block) v = a[r][block + 1 < Q ? block + 1 : block];
-                    then[y + 32 * r] = v;
+                    double v = same ? a[r][block] : a[r][block + 1 < Q ? block + 1 : block];
+                    column[next & 1][y + 32 * r] = v;
+                    if (y + 32 * r == next) reciprocal[next & 1] = 1.0 / v;
                 }
             }
             __syncthreads();
@@ -81,19 +82,23 @@ extern "C" __global__ void __launch_bounds__(1024) invert_leaf(
         }
 }
 
-// Upper right <- (lower left)': `low` is rows x cols, `high` cols x rows. Block (x, y) of 256 threads owns one 32 x 32
-// tile, through shared memory so that both sides are coalesced; one barrier.
+// Upper right <- (lower left)': `low` is rows x cols, `high` cols x rows; where both are the same square, its lower
+// triangle goes to its upper one. Block (x, y) of 256 threads owns one 32 x 32 tile, through shared memory so that both
+// sides are coalesced; one barrier.
 extern "C" __global__ void __launch_bounds__(256) mirror(
     const double* low, double* high, int ld, int rows, int cols)
 {
     __shared__ double tile[32][33];
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
     int i0 = blockIdx.x * 32, j0 = blockIdx.y * 32;
+    bool square = low == high;
+    if (square && i0 < j0) return;
     for (int c = y; c < 32; c += 8)
         if (i0 + x < rows && j0 + c < cols) tile[c][x] = low[i0 + x + (long long)(j0 + c) * ld];
     __syncthreads();
     for (int r = y; r < 32; r += 8)
-        if (i0 + r < rows && j0 + x < cols) high[j0 + x + (long long)(i0 + r) * ld] = tile[x][r];
+        if (i0 + r < rows && j0 + x < cols && !(square && i0 + r <= j0 + x))
+            high[j0 + x + (long long)(i0 + r) * ld] = tile[x][r];
 }
 
 // scale_j = (c_jj + ridge + s_jj)^-1/2, with S = -Y'Y; 1 where that is not positive, which a pivot then reports.

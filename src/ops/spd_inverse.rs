@@ -5,13 +5,17 @@
 //! them in large products, and the leaves' pivots are those of Cholesky: they give the determinant.
 
 use crate::device::DeviceError;
-use crate::device::cuda::{Args, Blas, Buffer, Grid, Kernel, Op, Source, Stream};
+use crate::device::cuda::{Args, Blas, Buffer, Grid, Kernel, Matrix, Op, Source, Stream};
 
 /// Rows and columns of a tile of half storage: 32 KiB a tile, so that thousands of tiles spread evenly over a card.
 pub const TILE: usize = 64;
 
 /// Order of the leaves that one block of threads inverts in registers.
-pub const LEAF: usize = 128;
+pub const LEAF: usize = 64;
+
+/// Order from which a symmetric update is cut into panels and only computed from their diagonal downwards; below, one
+/// product of the whole square is faster than several launches.
+const PANELLED: usize = 1024;
 
 /// The kernels `invert_leaf`, `mirror`, `border_scale`, `half_tiles`, `whole_from_half`,
 /// `squared_diagonal`, `norm_one`.
@@ -64,8 +68,7 @@ impl SpdInverse {
         Ok(Self { leaf_order, leaf: kernel("invert_leaf")?, mirror: kernel("mirror")? })
     }
 
-    /// Queues the inversion, in place. The lower triangle of the result is valid; above the diagonal only within the
-    /// first and the second half.
+    /// Queues the inversion, in place. The lower triangle of the result is valid.
     ///
     /// # Safety
     /// Buffers have the lengths that [`Work`] and [`scratch_len`] say.
@@ -106,19 +109,67 @@ impl SpdInverse {
         unsafe {
             self.part(stream, blas, work, (at, first), deeper)?;
             blas.gemm((Op::None, Op::None), (rest, first, first), (1.0, 0.0), b, a, t)?;
-            blas.gemm((Op::None, Op::Transposed), (rest, rest, first), (-1.0, 1.0), t, b, c)?;
+            update(blas, (Op::None, Op::Transposed), (rest, first), t, b, c)?;
             self.part(stream, blas, work, (middle, rest), deeper)?;
             blas.gemm((Op::None, Op::None), (rest, first, rest), (-1.0, 0.0), c, t, b)?;
-            blas.gemm((Op::Transposed, Op::None), (first, first, rest), (-1.0, 1.0), t, b, a)?;
+            update(blas, (Op::Transposed, Op::None), (first, rest), t, b, a)?;
             if n == p {
                 return Ok(());
             }
-            let mut args =
-                Args::new().pointer(b.0).pointer(entry(at, middle).0).int(p).int(rest).int(first);
-            let grid = Grid { blocks: (rest.div_ceil(32), first.div_ceil(32)), threads: 256 };
-            self.mirror.launch(stream, grid, &mut args)
+            self.mirror(stream, b, entry(at, middle), (rest, first))?;
+            if first >= PANELLED {
+                self.mirror(stream, a, a, (first, first))?;
+            }
+            Ok(())
         }
     }
+
+    /// The mirror image of a part below the diagonal, or of a whole lower triangle onto its upper one.
+    ///
+    /// # Safety
+    /// Both parts lie inside the matrix.
+    unsafe fn mirror(
+        &self,
+        stream: &Stream,
+        low: Matrix,
+        high: Matrix,
+        (rows, cols): (usize, usize),
+    ) -> Result<(), DeviceError> {
+        let mut args = Args::new().pointer(low.0).pointer(high.0).int(low.1).int(rows).int(cols);
+        let grid = Grid { blocks: (rows.div_ceil(32), cols.div_ceil(32)), threads: 256 };
+        // SAFETY: as promised by the caller.
+        unsafe { self.mirror.launch(stream, grid, &mut args) }
+    }
+}
+
+/// `C ← C − op(A)·op(B)` of order n, inner length k, for a product that is symmetric: all of C, or from
+/// [`PANELLED`] on the lower triangle and what lies beside it in the panels.
+///
+/// # Safety
+/// The operands cover what the shape says.
+unsafe fn update(
+    blas: &Blas,
+    ops: (Op, Op),
+    (n, k): (usize, usize),
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+) -> Result<(), DeviceError> {
+    let panel = if n >= PANELLED { n.div_ceil(4).next_multiple_of(TILE) } else { n };
+    // Address of row (or column, where transposed) `at` of an operand.
+    let from = |op, (address, pitch): Matrix, at: usize, rows: Op| {
+        let step = if op == rows { at } else { at * pitch };
+        (address + (step * size_of::<f64>()) as u64, pitch)
+    };
+    for at in (0..n).step_by(panel) {
+        let left = from(ops.0, a, at, Op::None);
+        let right = from(ops.1, b, at, Op::Transposed);
+        let corner = (c.0 + ((at + at * c.1) * size_of::<f64>()) as u64, c.1);
+        let shape = (n - at, panel.min(n - at), k);
+        // SAFETY: the panel lies inside the operands.
+        unsafe { blas.gemm(ops, shape, (-1.0, 1.0), left, right, corner)? };
+    }
+    Ok(())
 }
 
 /// Order of the first half: whole leaves.

@@ -37,6 +37,9 @@ impl CudaFrame {
             return Err(FrameError::Ridge { ridge });
         }
         self.graph = None;
+        if self.inversion.is_none() {
+            self.inversion = Some(self.stream.capture(|| self.queue_inversion())?);
+        }
         self.about.ridge = ridge;
         self.about.condition = f64::NAN;
         match slabs {
@@ -73,24 +76,30 @@ impl CudaFrame {
             self.stream.wait_for(&self.copied)?;
         }
         self.assemble(slabs, ridge)?;
-        let (m, p) = (self.layout.unknowns(), self.layout.border());
-        let work = Work {
-            matrix: &self.matrix,
-            order: p,
-            scratch: &self.scratch,
-            pivots: &self.pivots,
-            first_pivot: m,
-            status: self.status.at(1),
-        };
-        // Leaves report pivots by their index in `pivots`.
-        // SAFETY: the buffers were made for this order and leaf.
-        unsafe { self.inverse.invert(&self.stream, &self.blas, &work)? };
+        if let Some(inversion) = &self.inversion {
+            inversion.replay(&self.stream)?;
+        }
         self.half_tiles(None, &self.half_inverse, 1)?;
         // All are pinned and stay where they are until the stream was waited for.
         self.status.download_to(&self.stream, self.status_seen.address(), 2)?;
         self.norms.download_to(&self.stream, self.norms_seen.address(), 2)?;
-        self.scale.download_to(&self.stream, self.scale_seen.address(), p)?;
-        self.pivots.download_to(&self.stream, self.pivots_seen.address(), m + p)
+        self.scale.download_to(&self.stream, self.scale_seen.address(), self.scale.len())?;
+        self.pivots.download_to(&self.stream, self.pivots_seen.address(), self.pivots.len())
+    }
+
+    /// The inverse by halves: hundreds of small launches on buffers of the frame alone, so they are recorded once.
+    fn queue_inversion(&self) -> Result<(), DeviceError> {
+        let work = Work {
+            matrix: &self.matrix,
+            order: self.layout.border(),
+            scratch: &self.scratch,
+            pivots: &self.pivots,
+            // Leaves report pivots by their index in `pivots`.
+            first_pivot: self.layout.unknowns(),
+            status: self.status.at(1),
+        };
+        // SAFETY: the buffers were made for this order and leaf.
+        unsafe { self.inverse.invert(&self.stream, &self.blas, &work) }
     }
 
     /// L and Y.

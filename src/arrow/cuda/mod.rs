@@ -64,6 +64,7 @@ pub struct CudaFrame {
     norms_seen: Pinned<f64>,
     pivots_seen: Pinned<f64>,
     scale_seen: Pinned<f64>,
+    inversion: Option<Graph>,
     graph: Option<Graph>,
     wide: Option<Wide>,
     about: About,
@@ -116,6 +117,7 @@ impl CudaFrame {
             norms_seen: Pinned::new(cuda, 2)?,
             pivots_seen: Pinned::new(cuda, m + p)?,
             scale_seen: Pinned::new(cuda, p)?,
+            inversion: None,
             graph: None,
             wide: None,
             about: About {

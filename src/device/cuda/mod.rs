@@ -18,7 +18,7 @@ use cudarc::driver::sys;
 use super::telemetry::Counters;
 use super::{DeviceError, Telemetry};
 
-pub use blas::{Blas, Op, Triangle};
+pub use blas::{Blas, Matrix, Op, Triangle};
 pub use buffer::{Buffer, Pinned, Registered};
 pub use graph::Graph;
 pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version};
