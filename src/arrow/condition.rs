@@ -1,5 +1,5 @@
 use super::Vector;
-use super::fixtures::SplitMix64;
+use crate::ops::splitmix::SplitMix64;
 
 /// Condition below which the smallest pivot alone decides: the estimate may be too small by the order of the system,
 /// and 1e3 times any order that fits in memory stays far from where a correction is needed.

@@ -1,33 +1,8 @@
 //! Systems that every test and bench shares: deterministic, seeded by SplitMix64.
 
+use crate::ops::splitmix::SplitMix64;
+
 use super::{Border, Cross, Rows, System, SystemError, Vector};
-
-/// Sebastiano Vigna's SplitMix64 (public domain algorithm), 64 bits a step.
-#[derive(Clone, Debug)]
-pub struct SplitMix64(u64);
-
-impl SplitMix64 {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [0, 1), 53 bits.
-    pub fn uniform(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Uniform in [−1, 1).
-    pub fn signed(&mut self) -> f64 {
-        2.0 * self.uniform() - 1.0
-    }
-}
 
 /// Shape and seed of a fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

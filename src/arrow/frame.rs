@@ -168,6 +168,9 @@ impl Frame {
     /// As [`Self::solve`].
     pub fn solve_many(&mut self, rhs: &[Vector]) -> Result<Solutions, FrameError> {
         rhs.iter().try_for_each(|rhs| self.check(rhs))?;
+        if rhs.is_empty() {
+            return Ok(Solutions { steps: Vec::new(), about: self.about(), telemetry: Telemetry::default() });
+        }
         let (steps, mut telemetry) = match &mut self.kind {
             Kind::Host(frame) => (frame.solve_many(rhs), Telemetry::default()),
             #[cfg(feature = "cuda")]

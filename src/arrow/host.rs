@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use faer::linalg::triangular_solve::{solve_lower_triangular_in_place, solve_upper_triangular_in_place};
 use faer::{Accum, Mat, MatMut, MatRef, Par};
+use rayon::prelude::*;
 
 use super::condition::{Conditioned, corrections, estimate};
 use super::frame::{About, Elimination, FrameError, Method};
@@ -12,6 +13,7 @@ use super::{Block, Border, Cross, Path, Ridge, System, Vector};
 use crate::ops::cholesky::cholesky;
 use crate::ops::matmul::rows;
 use crate::ops::syrk::symmetric_product;
+use crate::ops::triangular;
 
 /// The frame of the host path: f64, blocked, parallel, the same bits for any number of threads.
 pub(super) struct HostFrame {
@@ -185,6 +187,9 @@ fn schur(system: &System, factors: &RowFactors, ridge: Ridge) -> Result<Core, Fr
     Ok(Core::Schur { y, s })
 }
 
+/// Right-hand sides of one task: wide enough for the product's full speed, and two tasks for 64 of them.
+const COLUMNS_PER_TASK: usize = 32;
+
 /// A Cholesky factor, column-major, lower triangle.
 pub(super) struct Factor {
     l: Vec<f64>,
@@ -201,12 +206,17 @@ impl Factor {
         MatRef::from_column_major_slice(&self.l, self.n, self.n)
     }
 
+    /// `X ← L⁻¹X`, some columns at a time: which ones are solved together does not depend on the threads.
     pub(super) fn forward(&self, x: MatMut<'_, f64>) {
-        solve_lower_triangular_in_place(self.lower(), x, Par::rayon(0));
+        let solve = |x: MatMut<'_, f64>| solve_lower_triangular_in_place(self.lower(), x, Par::Seq);
+        x.par_col_chunks_mut(COLUMNS_PER_TASK).for_each(solve);
     }
 
+    /// `X ← L⁻ᵀX`.
     pub(super) fn backward(&self, x: MatMut<'_, f64>) {
-        solve_upper_triangular_in_place(self.lower().transpose(), x, Par::rayon(0));
+        let solve =
+            |x: MatMut<'_, f64>| solve_upper_triangular_in_place(self.lower().transpose(), x, Par::Seq);
+        x.par_col_chunks_mut(COLUMNS_PER_TASK).for_each(solve);
     }
 
     /// `X ← (L·Lᵀ)⁻¹X`.
@@ -216,8 +226,8 @@ impl Factor {
     }
 
     pub(super) fn solve_one(&self, x: &mut [f64]) {
-        let n = x.len();
-        self.solve(MatMut::from_column_major_slice_mut(x, n, 1));
+        triangular::forward(&self.l, x);
+        triangular::backward(&self.l, x);
     }
 
     pub(super) fn pivots(&self) -> impl Iterator<Item = f64> + '_ {

@@ -9,33 +9,57 @@
 //! | `residual` | how good a step is |
 //! | `frame` | built once, asked often; one variant a backend |
 //! | `host` · `rows` · `structured` · `condition` | the host's frame: elimination of rows or of a structured border |
+//! | `cuda` | the frame on an NVIDIA card, batches and sweeps there |
 //! | `memory` · `telemetry` | what a frame will take, and what a result did take |
-//! | [`fixtures`] | the systems of every test and bench |
+//! | `newton` · `step` · `quadratic` | the loop, its trust region, its simplest problem |
+//! | `outer` | many gradients over one frame |
+//! | `sweep` | many independent fits at once |
+//! | `batch` | thousands of small systems at once |
+//! | [`bundle`] | bundle adjustment, a problem from outside |
+//! | [`file`] | systems on disk |
+//! | [`fixtures`] · [`bench`] | the systems of every test and bench; measurements |
 
+mod batch;
+pub mod bench;
 mod border;
+pub mod bundle;
 mod condition;
 mod cross;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod file;
 pub mod fixtures;
 mod frame;
 mod host;
 pub mod memory;
+mod newton;
+mod outer;
+mod quadratic;
 mod residual;
 mod ridge;
 mod rows;
+mod step;
 mod structured;
+mod sweep;
 mod system;
 mod telemetry;
 mod vector;
 
+pub use batch::{Batch, BatchError, BatchSolution, LARGEST_BORDER, LARGEST_ROW, Status};
 pub use border::Border;
 pub use cross::Cross;
 pub use frame::{
     About, Backend, Elimination, Frame, FrameError, Method, Params, Solution, Solutions, build_and_solve,
 };
 pub use memory::{Budget, MemoryError};
+pub use newton::{
+    Failure, Linearisation, NewtonError, NewtonParams, Outcome, Problem, Reuse, Stop, Summary, newton,
+};
+pub use outer::OuterSequence;
+pub use quadratic::Quadratic;
 pub use ridge::Ridge;
+pub use step::Damping;
+pub use sweep::{Sweep, sweep};
 pub use system::{Block, LARGEST_BLOCK, Rows, SYMMETRY_TOLERANCE, System, SystemError};
 pub use telemetry::{Path, Telemetry};
 pub use vector::Vector;

@@ -1,11 +1,14 @@
 //! The command line: one file a subcommand. The only place that knows clap, miette and indicatif.
 
+mod bench;
 mod demo;
+mod device;
 mod eval;
 mod generate;
 mod inspect;
 mod pack;
 mod progress;
+mod solve;
 mod table;
 mod verify;
 
@@ -33,6 +36,8 @@ enum Command {
     Inspect(inspect::Args),
     Verify(verify::Args),
     Demo(demo::Args),
+    Solve(solve::Args),
+    Bench(bench::Args),
 }
 
 pub fn main() -> ExitCode {
@@ -43,6 +48,8 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Solve(args) => solve::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     match run {
         Ok(code) => code,

@@ -12,6 +12,7 @@ pub mod tensor;
 pub mod text;
 pub mod tokenizer;
 
+pub use crate::ops::splitmix::SplitMix64;
 pub use block::{Block, Context};
 pub use cache::{Cache, LayerCache};
 pub use capture::{Capture, NoCapture, first_non_finite};
@@ -19,6 +20,6 @@ pub use checkpoint::{Checkpoint, CheckpointError};
 pub use config::{Config, ConfigError, Family};
 pub use decoder::{Decoder, DecoderError, Run};
 pub use linear::{Linear, LinearName, Site};
-pub use sample::{SampleError, SampleParams, Sampler, SplitMix64};
+pub use sample::{SampleError, SampleParams, Sampler};
 pub use tensor::{RowOrder, Tensor};
 pub use tokenizer::{TextStream, Tokenizer, TokenizerError};

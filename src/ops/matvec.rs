@@ -121,8 +121,9 @@ impl WithSimd for Combination<'_> {
     }
 }
 
+/// `y ← y + Σ x_k·row_k`, four rows at once.
 #[inline(always)]
-fn add_four<S: Simd>(simd: S, x: [f64; 4], rows: [&[f64]; 4], y: &mut [f64]) {
+pub(crate) fn add_four<S: Simd>(simd: S, x: [f64; 4], rows: [&[f64]; 4], y: &mut [f64]) {
     let (y, y_tail) = S::as_mut_simd_f64s(y);
     let parts = rows.map(S::as_simd_f64s);
     let s = x.map(|x| simd.splat_f64s(x));

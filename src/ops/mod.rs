@@ -2,7 +2,7 @@
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
 //! [`log_softmax`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
-//! The arrow solver's: [`cholesky`], [`matvec`].
+//! The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
 #[cfg(feature = "cuda")]
 pub mod arrow_batch;
@@ -28,8 +28,10 @@ pub mod sign_matvec;
 #[cfg(feature = "cuda")]
 pub mod spd_inverse;
 pub mod spd_solve;
+pub mod splitmix;
 pub mod swiglu;
 pub mod syrk;
+pub mod triangular;
 
 pub use dtype::Dtype;
 

@@ -1,0 +1,354 @@
+//! Measurements: every answer is checked by its residual first and timed after that; medians of many runs.
+
+use std::hint::black_box;
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, Mat, Par};
+use rayon::prelude::*;
+
+use super::bundle::{self, BundleError};
+use super::fixtures::{self, Shape};
+use super::{
+    Backend, Batch, BatchError, Border, Budget, Frame, FrameError, NewtonError, NewtonParams, Params, Ridge,
+    Status, System, SystemError, Vector, build_and_solve, newton, sweep,
+};
+use crate::ops::splitmix::SplitMix64;
+
+/// Residual that no answer may pass.
+pub const RESIDUAL_BOUND: f64 = 1e-14;
+
+/// Right-hand sides of the wide solve.
+const WIDE: usize = 64;
+
+/// What is measured, and where.
+#[derive(Clone, Debug)]
+pub struct BenchParams {
+    pub backend: Backend,
+    /// Timed runs of a solve; frames take a tenth of them, three at least.
+    pub runs: usize,
+    /// A problem of "Bundle Adjustment in the Large"; without it that line is left out.
+    pub bundle: Option<PathBuf>,
+    /// Cells of the colour matrix that are swept.
+    pub cells: usize,
+    /// Fits of the sweep at once.
+    pub lanes: NonZero<usize>,
+}
+
+/// One measured number.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Figure {
+    /// Stable over time, as in figures.csv.
+    pub name: String,
+    pub value: f64,
+    pub unit: &'static str,
+    /// What the machine would allow, in the same unit, and how that was computed.
+    pub floor: Option<(f64, &'static str)>,
+    pub residual: Option<f64>,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error("{case}: the residual is {residual:e}, above {RESIDUAL_BOUND:e}; a wrong answer is not timed")]
+    Residual { case: String, residual: f64 },
+    #[error("{case}: {what}")]
+    Wrong { case: String, what: String },
+    #[error(transparent)]
+    System(#[from] SystemError),
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error(transparent)]
+    Newton(#[from] NewtonError),
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+}
+
+/// Measures everything; `tell` hears what is being done.
+///
+/// # Errors
+/// A wrong answer, or whatever keeps a fixture from being solved.
+pub fn run(params: &BenchParams, tell: &dyn Fn(&str)) -> Result<Vec<Figure>, BenchError> {
+    let mut bench = Bench { params, rates: Rates::measure(), figures: Vec::new(), worst: 0.0 };
+    bench.push("copy_rate", bench.rates.copy / 1e9, "GB/s");
+    bench.push("gemm_rate", bench.rates.gemm / 1e9, "GFLOP/s");
+    for (case, shape) in [("color_arm", fixtures::COLOR_ARM), ("qwen", fixtures::QWEN)] {
+        tell(case);
+        bench.fixture(case, shape)?;
+    }
+    tell("ill-conditioned");
+    bench.ill_conditioned()?;
+    tell("small systems");
+    bench.small_systems()?;
+    tell("sweep");
+    bench.sweep()?;
+    if let Some(path) = &params.bundle {
+        tell("bundle adjustment");
+        bench.bundle(path)?;
+    }
+    bench.push("worst_residual", bench.worst, "1");
+    Ok(bench.figures)
+}
+
+/// What this machine does at best, measured in the same run.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    /// Bytes read and written a second.
+    copy: f64,
+    /// f64 multiplications and additions a second.
+    gemm: f64,
+}
+
+impl Rates {
+    fn measure() -> Self {
+        const NUMBERS: usize = 1 << 25;
+        const SIDE: usize = 1536;
+        const PART: usize = 1 << 18;
+        let from = vec![1.0f64; NUMBERS];
+        let mut to = vec![0.0f64; NUMBERS];
+        let seconds = median(7, || {
+            to.par_chunks_mut(PART)
+                .zip(from.par_chunks(PART))
+                .for_each(|(to, from)| to.copy_from_slice(from));
+            black_box(&mut to);
+        });
+        let a = Mat::from_fn(SIDE, SIDE, |i, j| ((i + 3 * j) % 7) as f64);
+        let mut c = Mat::zeros(SIDE, SIDE);
+        let product =
+            median(5, || matmul(c.as_mut(), Accum::Replace, a.as_ref(), a.as_ref(), 1.0, Par::rayon(0)));
+        Self { copy: 16.0 * NUMBERS as f64 / seconds, gemm: 2.0 * (SIDE as f64).powi(3) / product }
+    }
+}
+
+struct Bench<'a> {
+    params: &'a BenchParams,
+    rates: Rates,
+    figures: Vec<Figure>,
+    worst: f64,
+}
+
+impl Bench<'_> {
+    /// Names of device figures begin with `arrow.`, those of the host with `arrow.host.`.
+    fn push(&mut self, name: &str, value: f64, unit: &'static str) -> &mut Figure {
+        let prefix = match self.params.backend {
+            Backend::Host => "arrow.host",
+        };
+        let name = format!("{prefix}.{name}");
+        self.figures.push(Figure { name, value, unit, floor: None, residual: None });
+        let last = self.figures.len() - 1;
+        &mut self.figures[last]
+    }
+
+    fn frame_params(&self) -> Params {
+        Params { ridge: Ridge::None, backend: self.params.backend.clone(), budget: Budget::default() }
+    }
+
+    fn check(&mut self, case: &str, residual: f64) -> Result<f64, BenchError> {
+        self.worst = self.worst.max(residual);
+        if residual <= RESIDUAL_BOUND {
+            return Ok(residual);
+        }
+        Err(BenchError::Residual { case: case.into(), residual })
+    }
+
+    fn fixture(&mut self, case: &str, shape: Shape) -> Result<(), BenchError> {
+        let params = self.frame_params();
+        let system = Arc::new(fixtures::well_conditioned(shape)?);
+        let norm = system.norm2(Ridge::None);
+        let wide: Vec<Vector> =
+            (0..WIDE as u64).map(|k| system.apply(&fixtures::random_vector(&system, k))).collect();
+        let mut frame = Frame::build(&system, &params)?;
+        let solution = frame.solve(&wide[0])?;
+        let residual = self.check(case, system.residual(Ridge::None, norm, &solution.step, &wide[0]))?;
+        let mut wide_residual: f64 = 0.0;
+        for (step, rhs) in frame.solve_many(&wide)?.steps.iter().zip(&wide) {
+            wide_residual = wide_residual.max(system.residual(Ridge::None, norm, step, rhs));
+        }
+        self.check(case, wide_residual)?;
+
+        let (runs, few) = (self.params.runs, (self.params.runs / 10).max(3));
+        let solve = median_of(runs, || frame.solve(&wide[0]).map(drop))?;
+        let many = median_of(few, || frame.solve_many(&wide).map(drop))?;
+        drop(frame);
+        let build = median_of(few, || Frame::build(&system, &params).map(drop))?;
+        let both = median_of(few, || build_and_solve(&system, &wide[0], &params).map(drop))?;
+
+        let (m, p) = (system.unknowns() as f64, system.border() as f64);
+        let bytes = 8.0 * (p * p + 2.0 * m * p);
+        let floor = 1e3 * bytes / self.rates.copy;
+        let products = 1e3 * (p * p * m + 2.0 * WIDE as f64 * (p * p + 2.0 * m * p)) / self.rates.gemm;
+        let wide_floor = (products - 1e3 * p * p * m / self.rates.gemm).max(floor);
+        let frame_floor = self.frame_floor(&system);
+        self.push(&format!("{case}.floor_ms"), floor, "ms");
+        let reads = "S once and B twice at the copy rate";
+        let figure = self.push(&format!("{case}.resident_ms"), 1e3 * solve, "ms");
+        (figure.floor, figure.residual) = (Some((floor, reads)), Some(residual));
+        let figure = self.push(&format!("{case}.many64_ms"), 1e3 * many, "ms");
+        figure.floor = Some((wide_floor, "its products at the GEMM rate"));
+        figure.residual = Some(wide_residual);
+        self.push(&format!("{case}.frame_ms"), 1e3 * build, "ms").floor =
+            Some((1e3 * frame_floor, "faer's Cholesky of the border and a SYRK at the GEMM rate"));
+        self.push(&format!("{case}.reupload_ms"), 1e3 * both, "ms");
+        self.push(&format!("{case}.reupload_ratio"), both / solve, "1");
+        Ok(())
+    }
+
+    /// Seconds of faer's Cholesky of the border and of a SYRK at the rate of the product.
+    fn frame_floor(&self, system: &System) -> f64 {
+        let (m, p) = (system.unknowns() as f64, system.border());
+        let Border::Dense(border) = system.border_hessian() else { return 0.0 };
+        let border = faer::MatRef::from_column_major_slice(border, p, p);
+        let cholesky = median(3, || {
+            black_box(border.llt(faer::Side::Lower).is_ok());
+        });
+        cholesky + (p * p) as f64 * m / self.rates.gemm
+    }
+
+    fn ill_conditioned(&mut self) -> Result<(), BenchError> {
+        let shape = Shape { rows: 60, dim: 2, border: 300, seed: 0x111 };
+        let system = Arc::new(fixtures::ill_conditioned(shape, 1e10)?);
+        let rhs = system.apply(&fixtures::random_vector(&system, 7));
+        let mut frame = Frame::build(&system, &self.frame_params())?;
+        let solution = frame.solve(&rhs)?;
+        let norm = system.norm2(Ridge::None);
+        let residual =
+            self.check("ill-conditioned", system.residual(Ridge::None, norm, &solution.step, &rhs))?;
+        self.push("ill.condition", solution.about.condition, "1").residual = Some(residual);
+        self.push("ill.corrections", f64::from(solution.about.corrections), "count");
+        Ok(())
+    }
+
+    fn small_systems(&mut self) -> Result<(), BenchError> {
+        let batch = small_batch(10_000, 200, 2, 8);
+        let solution = batch.solve()?;
+        if let Some(k) = solution.status.iter().position(|status| *status != Status::Solved) {
+            let what = format!("system {k}: {:?}", solution.status[k]);
+            return Err(BenchError::Wrong { case: "small systems".into(), what });
+        }
+        let mut residual: f64 = 0.0;
+        for k in (0..batch.systems()).step_by(997) {
+            let (system, rhs) = batch.system(k)?;
+            let step = solution.step(&batch, k);
+            residual = residual.max(system.residual(Ridge::None, system.norm2(Ridge::None), &step, &rhs));
+        }
+        self.check("small systems", residual)?;
+        let seconds = median_of((self.params.runs / 5).max(5), || batch.solve().map(drop))?;
+        let numbers = batch.row_hessian.len()
+            + batch.row_cross.len()
+            + batch.border_hessian.len()
+            + 2 * (batch.row_rhs.len() + batch.border_rhs.len());
+        let floor = 8.0 * numbers as f64 / self.rates.copy;
+        let figure = self.push("small10k_ms", 1e3 * seconds, "ms");
+        figure.floor = Some((1e3 * floor, "every slab once at the copy rate"));
+        figure.residual = Some(residual);
+        Ok(())
+    }
+
+    fn sweep(&mut self) -> Result<(), BenchError> {
+        let cells: Vec<Shape> =
+            fixtures::colour_matrix().into_iter().take(self.params.cells).map(|(_, shape)| shape).collect();
+        if cells.is_empty() {
+            return Ok(());
+        }
+        let systems: Vec<Arc<System>> = cells
+            .iter()
+            .map(|shape| fixtures::well_conditioned(*shape).map(Arc::new))
+            .collect::<Result<_, _>>()?;
+        let fits: Vec<(Arc<System>, Vector)> = systems
+            .into_iter()
+            .enumerate()
+            .map(|(k, system)| {
+                let rhs = system.apply(&fixtures::random_vector(&system, k as u64));
+                (system, rhs)
+            })
+            .collect();
+        let params = self.frame_params();
+        let fit = |_: &mut (), (system, rhs): &(Arc<System>, Vector)| {
+            build_and_solve(system, rhs, &params).map(|solution| solution.step)
+        };
+        let single = sweep(&fits, NonZero::<usize>::MIN, |_| (), fit);
+        let swept = sweep(&fits, self.params.lanes, |_| (), fit);
+        let mut worst: f64 = 0.0;
+        for (((system, rhs), one), many) in fits.iter().zip(single.results).zip(&swept.results) {
+            let (one, many) = (one?, many.as_ref().map_err(Clone::clone)?);
+            if one != *many {
+                let what = "multiplexed results are not those of one after another".into();
+                return Err(BenchError::Wrong { case: "sweep".into(), what });
+            }
+            worst = worst.max(system.residual(Ridge::None, system.norm2(Ridge::None), many, rhs));
+        }
+        self.check("sweep", worst)?;
+        let work = |(system, _): &(Arc<System>, Vector)| {
+            let (m, p) = (system.unknowns() as f64, system.border() as f64);
+            p * p * m + p * p * p / 3.0
+        };
+        let bound = fits.iter().map(work).sum::<f64>() / self.rates.gemm;
+        let name = format!("sweep{}", fits.len());
+        let seconds = swept.time.as_secs_f64();
+        let figure = self.push(&format!("{name}.bound_share"), bound / seconds, "fraction");
+        (figure.floor, figure.residual) = (Some((1.0, "arithmetic at the GEMM rate")), Some(worst));
+        self.push(&format!("{name}.speedup"), single.time.as_secs_f64() / seconds, "1");
+        self.push(&format!("{name}.fits_per_s"), swept.fits_per_second(), "1/s");
+        Ok(())
+    }
+
+    fn bundle(&mut self, path: &std::path::Path) -> Result<(), BenchError> {
+        let (mut problem, start) = bundle::read(path)?;
+        let params = NewtonParams { backend: self.params.backend.clone(), ..NewtonParams::default() };
+        let summary = newton(&mut problem, start, &params)?;
+        self.push("bal49.cost", summary.objective, "px2");
+        self.push("bal49.tries", f64::from(summary.tries), "count");
+        self.push("bal49.accepts", f64::from(summary.accepts), "count");
+        let seconds = summary.time.as_secs_f64();
+        self.push("bal49.try_ms", 1e3 * seconds / f64::from(summary.tries.max(1)), "ms");
+        Ok(())
+    }
+}
+
+/// Small systems of one shape, drawn as the fixtures are.
+pub fn small_batch(systems: usize, rows: usize, dim: usize, border: usize) -> Batch {
+    let mut random = SplitMix64::new(0xBA7C);
+    let count = systems * rows;
+    let mut signed = |count: usize| (0..count).map(|_| random.signed()).collect::<Vec<f64>>();
+    let (row_rhs, border_rhs) = (signed(count * dim), signed(systems * border));
+    Batch {
+        dim,
+        border,
+        offsets: (0..=systems).map(|k| k * rows).collect(),
+        row_hessian: (0..count).flat_map(|_| fixtures::row_block(dim, &mut random)).collect(),
+        row_cross: (0..count * dim * border).map(|_| fixtures::cross_entry(&mut random)).collect(),
+        border_hessian: fixtures::tridiagonal(border).repeat(systems),
+        row_rhs,
+        border_rhs,
+    }
+}
+
+/// Median seconds of `runs` calls, after one that is not counted.
+fn median(runs: usize, mut call: impl FnMut()) -> f64 {
+    call();
+    let mut seconds: Vec<f64> = (0..runs.max(1))
+        .map(|_| {
+            let began = Instant::now();
+            call();
+            began.elapsed().as_secs_f64()
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// The same for calls that can fail.
+fn median_of<E>(runs: usize, mut call: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
+    let mut failed = None;
+    let seconds = median(runs, || {
+        if failed.is_none() {
+            failed = call().err();
+        }
+    });
+    failed.map_or(Ok(seconds), Err)
+}

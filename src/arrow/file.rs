@@ -1,0 +1,156 @@
+//! Systems on disk: one safetensors file, f64 slabs, so that other programs can have them solved.
+//!
+//! | tensor | shape | |
+//! |---|---|---|
+//! | `row_hessian` | n x d x d; ragged: flat | D |
+//! | `row_offsets` | n + 1, I64 | only for ragged rows: first unknown of each block |
+//! | `row_cross`, or `row_basis` and `row_jacobian` | n x d x p, or n x M and n x d x r | B, or its factors |
+//! | `border_hessian`, or `border_diagonal`, or `border_gram` | p x p, or p, or M x M | C, or its structure |
+//! | `row_rhs`, `border_rhs` | n x d, p | b |
+//! | out: `delta_row`, `delta_border` | n x d, p | δ; the report is the metadata entry `report` |
+
+use std::path::{Path, PathBuf};
+
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use super::{Border, Cross, Rows, System, SystemError, Vector};
+
+/// Why a file holds no system.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("{file}: cannot be read: {source}")]
+    Unreadable { file: PathBuf, source: std::io::Error },
+    #[error("{file}: cannot be written: {source}")]
+    Unwritable { file: PathBuf, source: std::io::Error },
+    #[error("{file}: not a safetensors file: {source}")]
+    Container { file: PathBuf, source: safetensors::SafeTensorError },
+    #[error("{file}: tensor `{slab}` is missing; there are: {found}")]
+    Missing { file: PathBuf, slab: &'static str, found: String },
+    #[error("{file}: tensor `{slab}` is stored as {got:?}; it must be {expected:?}")]
+    Dtype { file: PathBuf, slab: &'static str, got: Dtype, expected: Dtype },
+    #[error("{file}: tensor `{slab}` has the shape {got:?}; it must be {expected}")]
+    Shape { file: PathBuf, slab: &'static str, got: Vec<usize>, expected: &'static str },
+    #[error("{file}: `row_offsets` holds {value} at index {index}; offsets are not below zero")]
+    Offset { file: PathBuf, index: usize, value: i64 },
+    #[error("{file}: {source}")]
+    System { file: PathBuf, source: SystemError },
+}
+
+/// The system and the right-hand side of a file.
+///
+/// # Errors
+/// The file, the slab and what about it.
+pub fn read(file: &Path) -> Result<(System, Vector), FileError> {
+    let bytes = std::fs::read(file).map_err(|source| FileError::Unreadable { file: file.into(), source })?;
+    let tensors = SafeTensors::deserialize(&bytes)
+        .map_err(|source| FileError::Container { file: file.into(), source })?;
+    Reader { file, tensors }.read()
+}
+
+/// Writes δ, with the report as JSON in the metadata. The file is whole or not there.
+///
+/// # Errors
+/// The disk's.
+pub fn write(file: &Path, system: &System, step: &Vector, report: String) -> Result<(), FileError> {
+    let row_shape = match system.uniform_dim() {
+        Some(d) => vec![system.blocks(), d],
+        None => vec![system.unknowns()],
+    };
+    let (row, border) = (to_bytes(&step.row), to_bytes(&step.border));
+    let view = |shape, bytes| {
+        TensorView::new(Dtype::F64, shape, bytes)
+            .map_err(|source| FileError::Container { file: file.into(), source })
+    };
+    let tensors =
+        [("delta_row", view(row_shape, &row)?), ("delta_border", view(vec![step.border.len()], &border)?)];
+    let metadata = std::collections::HashMap::from([("report".to_owned(), report)]);
+    let bytes = safetensors::serialize(tensors, Some(metadata))
+        .map_err(|source| FileError::Container { file: file.into(), source })?;
+    crate::device::write_durably(file, |out| out.write_all(&bytes))
+        .map_err(|source| FileError::Unwritable { file: file.into(), source })
+}
+
+fn to_bytes(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+struct Reader<'a> {
+    file: &'a Path,
+    tensors: SafeTensors<'a>,
+}
+
+impl Reader<'_> {
+    fn read(&self) -> Result<(System, Vector), FileError> {
+        let rows = self.rows()?;
+        let border_rhs = self.numbers("border_rhs")?;
+        let rhs = Vector { row: self.numbers("row_rhs")?, border: border_rhs };
+        let p = rhs.border.len();
+        let cross = if self.has("row_basis") {
+            let basis = self.last_dim("row_basis", "n x M")?;
+            let (values, jacobian) = (self.numbers("row_basis")?, self.numbers("row_jacobian")?);
+            Cross::Factored { basis, values, jacobian }
+        } else {
+            Cross::Dense(self.numbers("row_cross")?)
+        };
+        let border = if self.has("border_diagonal") {
+            Border::Diagonal(self.numbers("border_diagonal")?)
+        } else if self.has("border_gram") {
+            let basis = self.last_dim("border_gram", "M x M")?;
+            Border::Kronecker { basis, gram: self.numbers("border_gram")? }
+        } else {
+            Border::Dense(self.numbers("border_hessian")?)
+        };
+        let system = System::new(rows, p, self.numbers("row_hessian")?, cross, border)
+            .map_err(|source| FileError::System { file: self.file.into(), source })?;
+        Ok((system, rhs))
+    }
+
+    fn rows(&self) -> Result<Rows, FileError> {
+        if !self.has("row_offsets") {
+            let slab = "row_hessian";
+            return match self.view(slab, Dtype::F64)?.shape() {
+                &[count, dim, again] if dim == again => Ok(Rows::Uniform { count, dim }),
+                got => {
+                    let expected = "n x d x d, or flat beside `row_offsets`";
+                    Err(FileError::Shape { file: self.file.into(), slab, got: got.to_vec(), expected })
+                }
+            };
+        }
+        let view = self.view("row_offsets", Dtype::I64)?;
+        let mut offsets = Vec::new();
+        for (index, bytes) in view.data().as_chunks::<8>().0.iter().enumerate() {
+            let value = i64::from_le_bytes(*bytes);
+            let offset = usize::try_from(value);
+            let file = || self.file.to_owned();
+            offsets.push(offset.map_err(|_| FileError::Offset { file: file(), index, value })?);
+        }
+        Ok(Rows::Ragged(offsets))
+    }
+
+    fn has(&self, slab: &str) -> bool {
+        self.tensors.tensor(slab).is_ok()
+    }
+
+    fn view(&self, slab: &'static str, expected: Dtype) -> Result<TensorView<'_>, FileError> {
+        let file = || self.file.to_owned();
+        let Ok(view) = self.tensors.tensor(slab) else {
+            let mut names: Vec<_> = self.tensors.names().into_iter().take(20).collect();
+            names.sort_unstable();
+            return Err(FileError::Missing { file: file(), slab, found: names.join(", ") });
+        };
+        let got = view.dtype();
+        if got == expected { Ok(view) } else { Err(FileError::Dtype { file: file(), slab, got, expected }) }
+    }
+
+    fn numbers(&self, slab: &'static str) -> Result<Vec<f64>, FileError> {
+        let view = self.view(slab, Dtype::F64)?;
+        Ok(view.data().as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect())
+    }
+
+    fn last_dim(&self, slab: &'static str, expected: &'static str) -> Result<usize, FileError> {
+        match self.view(slab, Dtype::F64)?.shape() {
+            &[_, last] => Ok(last),
+            got => Err(FileError::Shape { file: self.file.into(), slab, got: got.to_vec(), expected }),
+        }
+    }
+}

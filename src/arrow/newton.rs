@@ -1,0 +1,364 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::step::{Damping, StepPolicy, Verdict};
+use super::{
+    Backend, Block, Budget, Frame, FrameError, Params as FrameParams, Ridge, System, Telemetry, Vector,
+};
+
+type ProblemError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A function φ of `z = (t, β)` whose second derivative (or a model of it) has the shape of an arrow.
+pub trait Problem {
+    /// φ(z). NaN or infinity means that z is out of bounds: the step is rejected.
+    fn objective(&mut self, z: &Vector) -> f64;
+
+    /// ∇φ(z) and H(z). A problem whose H does not change hands out the same `Arc`, and frames are then shared.
+    ///
+    /// # Errors
+    /// Whatever keeps the problem from being linearised; the run stops with it.
+    fn linearise(&mut self, z: &Vector) -> Result<Linearisation, ProblemError>;
+
+    /// ∇φ(z) alone, for steps that a kept frame serves.
+    ///
+    /// # Errors
+    /// As [`Self::linearise`].
+    fn gradient(&mut self, z: &Vector) -> Result<Vector, ProblemError> {
+        Ok(self.linearise(z)?.gradient)
+    }
+
+    /// The point that a step leads to; `z + δ` unless the unknowns live on something curved.
+    fn retract(&self, z: &Vector, step: &Vector) -> Vector {
+        let mut next = z.clone();
+        next.add_scaled(1.0, step);
+        next
+    }
+}
+
+/// φ near a point: `φ(z + δ) ≈ φ(z) + gᵀδ + ½ δᵀHδ`.
+pub struct Linearisation {
+    pub gradient: Vector,
+    pub hessian: Arc<System>,
+}
+
+/// When a gradient counts as zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Stop {
+    /// `‖∇φ(z)‖ ≤ tol·‖∇φ(z₀)‖`.
+    RelativeGradient(f64),
+    /// `‖∇φ(z)‖/(1 + ‖z‖) < tol`.
+    PerUnknown(f64),
+}
+
+/// How long a frame serves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reuse {
+    /// As long as H and ridge are the same.
+    SameHessian,
+    /// Longer, while each accepted step shrinks the gradient to this share or less.
+    WhileContracting(f64),
+}
+
+/// How the loop runs.
+#[derive(Clone, Debug)]
+pub struct NewtonParams {
+    pub stop: Stop,
+    pub damping: Damping,
+    /// ρ of the first try.
+    pub first_ridge: f64,
+    /// Most tries, accepted or not.
+    pub tries: u32,
+    pub time: Option<Duration>,
+    pub reuse: Reuse,
+    pub backend: Backend,
+    pub budget: Budget,
+}
+
+impl Default for NewtonParams {
+    fn default() -> Self {
+        Self {
+            stop: Stop::RelativeGradient(1e-9),
+            damping: Damping::Relative,
+            first_ridge: 0.0,
+            tries: 200,
+            time: None,
+            reuse: Reuse::SameHessian,
+            backend: Backend::default(),
+            budget: Budget::default(),
+        }
+    }
+}
+
+impl NewtonParams {
+    /// The rule of the published solver (SauersML/gam #1017): absolute ridges, `‖r‖/(1 + ‖z‖) < 1e-9`, 16 iterations.
+    /// On its quadratic the ratio is 1 for every ridge, so only blocks that are not positive definite move the ridge.
+    pub fn published() -> Self {
+        Self { stop: Stop::PerUnknown(1e-9), damping: Damping::Absolute, tries: 16, ..Self::default() }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    Converged,
+    IterationLimit,
+    RidgeLimit,
+    TimeLimit,
+}
+
+/// A factorisation that failed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Failure {
+    pub block: Block,
+    pub index: usize,
+    pub pivot: f64,
+    pub ridge: Ridge,
+}
+
+/// What a run did.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    pub outcome: Outcome,
+    pub z: Vector,
+    pub objective: f64,
+    pub gradient_norm: f64,
+    /// Every try counts: accepted, rejected, or without a factor.
+    pub tries: u32,
+    pub accepts: u32,
+    /// ρ at the end.
+    pub ridge: f64,
+    /// Frames built.
+    pub builds: u64,
+    /// The failed factorisation with the lowest pivot.
+    pub worst: Option<Failure>,
+    pub telemetry: Telemetry,
+    pub time: Duration,
+}
+
+/// Why a run cannot go on. Not converging is an [`Outcome`].
+#[derive(Debug, thiserror::Error)]
+pub enum NewtonError {
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("the problem cannot be linearised after {tries} tries: {source}")]
+    Problem { tries: u32, source: ProblemError },
+    #[error("the objective is {value} at the start; begin where it is finite")]
+    Start { value: f64 },
+    #[error("the gradient has NaN or infinity in it after {tries} tries")]
+    Gradient { tries: u32 },
+}
+
+/// Newton's method with a trust region by Levenberg-Marquardt ridges, from `z` on.
+///
+/// ```text
+///     (H + ρ·diag H)δ = −∇φ(z),    predicted = −∇φᵀδ − ½ δᵀHδ,    actual = φ(z) − φ(z + δ)
+/// ```
+///
+/// # Errors
+/// A start out of bounds, a problem that cannot be linearised, or a device that is lost. Blocks that are not positive
+/// definite are no error: the ridge grows.
+pub fn newton(problem: &mut dyn Problem, z: Vector, params: &NewtonParams) -> Result<Summary, NewtonError> {
+    let mut run = Run::start(problem, z, params)?;
+    let outcome = loop {
+        if run.is_stationary() {
+            break Outcome::Converged;
+        }
+        if run.tries >= params.tries {
+            break Outcome::IterationLimit;
+        }
+        if params.time.is_some_and(|limit| run.began.elapsed() >= limit) {
+            break Outcome::TimeLimit;
+        }
+        run.tries += 1;
+        if !run.prepare()? {
+            if run.policy.rejected() { continue } else { break Outcome::RidgeLimit }
+        }
+        let step = run.step()?;
+        let candidate = run.problem.retract(&run.z, &step);
+        let value = run.problem.objective(&candidate);
+        match run.policy.judge(run.value, run.value - value, run.predicted(&step)) {
+            Verdict::Accept => run.move_to(candidate, value)?,
+            Verdict::Converged => {
+                run.finish(candidate, value);
+                break Outcome::Converged;
+            }
+            Verdict::Reject if run.reject() => {}
+            Verdict::Reject => break Outcome::RidgeLimit,
+        }
+    };
+    Ok(run.summary(outcome))
+}
+
+struct Run<'a> {
+    problem: &'a mut dyn Problem,
+    params: &'a NewtonParams,
+    policy: StepPolicy,
+    z: Vector,
+    value: f64,
+    gradient: Vector,
+    gradient_norm: f64,
+    first_norm: f64,
+    hessian: Arc<System>,
+    /// Whether H is that of an earlier point.
+    stale: bool,
+    frame: Option<(Arc<System>, Frame)>,
+    telemetry: Telemetry,
+    tries: u32,
+    accepts: u32,
+    worst: Option<Failure>,
+    began: Instant,
+}
+
+impl<'a> Run<'a> {
+    fn start(problem: &'a mut dyn Problem, z: Vector, params: &'a NewtonParams) -> Result<Self, NewtonError> {
+        let began = Instant::now();
+        let value = problem.objective(&z);
+        if !value.is_finite() {
+            return Err(NewtonError::Start { value });
+        }
+        let Linearisation { gradient, hessian } =
+            problem.linearise(&z).map_err(|source| NewtonError::Problem { tries: 0, source })?;
+        let gradient_norm = gradient.norm();
+        let run = Self {
+            policy: StepPolicy::new(params.damping, params.first_ridge),
+            first_norm: gradient_norm,
+            frame: None,
+            telemetry: Telemetry::default(),
+            tries: 0,
+            accepts: 0,
+            worst: None,
+            stale: false,
+            problem,
+            params,
+            z,
+            value,
+            gradient,
+            gradient_norm,
+            hessian,
+            began,
+        };
+        run.check_gradient()?;
+        Ok(run)
+    }
+
+    fn is_stationary(&self) -> bool {
+        match self.params.stop {
+            Stop::RelativeGradient(tol) => self.gradient_norm <= tol * self.first_norm,
+            Stop::PerUnknown(tol) => self.gradient_norm / (1.0 + self.z.norm()) < tol,
+        }
+    }
+
+    /// A frame of the present H and ridge; `false` where a block is not positive definite.
+    fn prepare(&mut self) -> Result<bool, NewtonError> {
+        let ridge = self.policy.ridge();
+        if let Some((system, frame)) = &self.frame
+            && Arc::ptr_eq(system, &self.hessian)
+            && frame.ridge() == ridge
+        {
+            return Ok(true);
+        }
+        // The old frame goes first: two of them may not fit.
+        self.frame = None;
+        let Self { params, .. } = self;
+        let frame = FrameParams { ridge, backend: params.backend.clone(), budget: params.budget };
+        match Frame::build(&self.hessian, &frame) {
+            Ok(frame) => {
+                self.telemetry += frame.built();
+                self.frame = Some((self.hessian.clone(), frame));
+                Ok(true)
+            }
+            Err(FrameError::NotPositiveDefinite { block, index, pivot, .. }) => {
+                let failure = Failure { block, index, pivot, ridge };
+                if self.worst.is_none_or(|worst| !(worst.pivot <= pivot)) {
+                    self.worst = Some(failure);
+                }
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn step(&mut self) -> Result<Vector, NewtonError> {
+        let Some((_, frame)) = &mut self.frame else { return Ok(self.gradient.scaled(0.0)) };
+        let solution = frame.solve(&self.gradient.scaled(-1.0))?;
+        self.telemetry += solution.telemetry;
+        Ok(solution.step)
+    }
+
+    /// `−gᵀδ − ½ δᵀHδ` of the undamped model. With `(H + R)δ = −g` it is `½(δᵀRδ − gᵀδ)`, R being the ridge.
+    fn predicted(&self, step: &Vector) -> f64 {
+        let ridge = self.policy.ridge();
+        let h = self.hessian.diagonal();
+        let damping = |h: &[f64], step: &[f64], on: &dyn Fn(f64) -> f64| {
+            h.iter().zip(step).map(|(h, s)| on(*h) * s * s).sum::<f64>()
+        };
+        let rows = damping(&h.row, &step.row, &|h| ridge.on_row(h));
+        let border = damping(&h.border, &step.border, &|h| ridge.on_border(h));
+        0.5 * (rows + border - self.gradient.dot(step))
+    }
+
+    fn move_to(&mut self, z: Vector, value: f64) -> Result<(), NewtonError> {
+        self.finish(z, value);
+        let failed = |tries| move |source| NewtonError::Problem { tries, source };
+        let before = self.gradient_norm;
+        if let Reuse::WhileContracting(share) = self.params.reuse {
+            self.gradient = self.problem.gradient(&self.z).map_err(failed(self.tries))?;
+            self.gradient_norm = self.gradient.norm();
+            self.check_gradient()?;
+            if self.gradient_norm <= share * before || self.is_stationary() {
+                self.stale = true;
+                return Ok(());
+            }
+        }
+        self.policy.accepted();
+        self.linearise()
+    }
+
+    fn linearise(&mut self) -> Result<(), NewtonError> {
+        let tries = self.tries;
+        let linearisation = self.problem.linearise(&self.z);
+        let Linearisation { gradient, hessian } =
+            linearisation.map_err(|source| NewtonError::Problem { tries, source })?;
+        (self.gradient, self.hessian, self.stale) = (gradient, hessian, false);
+        self.gradient_norm = self.gradient.norm();
+        self.check_gradient()
+    }
+
+    /// A rejected step. `false` where the ridge has run out.
+    fn reject(&mut self) -> bool {
+        // A model of an earlier point is the first suspect, and the ridge only the second.
+        if self.stale && self.linearise().is_ok() {
+            return true;
+        }
+        self.policy.rejected()
+    }
+
+    fn finish(&mut self, z: Vector, value: f64) {
+        if value <= self.value {
+            (self.z, self.value) = (z, value);
+            self.accepts += 1;
+        }
+    }
+
+    fn check_gradient(&self) -> Result<(), NewtonError> {
+        let fine = self.gradient_norm.is_finite();
+        fine.then_some(()).ok_or(NewtonError::Gradient { tries: self.tries })
+    }
+
+    fn summary(self, outcome: Outcome) -> Summary {
+        Summary {
+            outcome,
+            z: self.z,
+            objective: self.value,
+            gradient_norm: self.gradient_norm,
+            tries: self.tries,
+            accepts: self.accepts,
+            ridge: self.policy.rho(),
+            builds: self.telemetry.frames,
+            worst: self.worst,
+            telemetry: self.telemetry,
+            time: self.began.elapsed(),
+        }
+    }
+}
