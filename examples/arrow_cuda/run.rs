@@ -1,9 +1,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use lapidary::arrow::cuda::{BatchSlabs, CudaFrame, DeviceSlabs, Job, Layout, Slabs, SmallBatch, Tuning, sweep};
-use lapidary::arrow::fixtures::{self, COLOR_ARM, QWEN, SMALL, Shape, SplitMix64};
-use lapidary::arrow::{Backend, Border, Budget, Cross, Frame, Params, Ridge, Rows, System, Vector};
+use std::num::NonZero;
+use std::sync::Mutex;
+
+use lapidary::arrow::bench::small_batch;
+use lapidary::arrow::cuda::{CudaFrame, DeviceSlabs, Lane, Layout, Slabs, SmallBatch, Tuning};
+use lapidary::arrow::fixtures::{self, COLOR_ARM, QWEN, SMALL, Shape};
+use lapidary::arrow::{
+    Backend, BatchSolution, Border, Budget, Cross, Frame, FrameError, NewtonParams, Params, Ridge, Rows, Status,
+    System, Vector, bundle, newton, sweep,
+};
+use lapidary::ops::splitmix::SplitMix64;
 use lapidary::device::cuda::{Buffer, Cuda, Event, Registered, Stream};
 use lapidary::device::{Device, DevicePolicy, select};
 
@@ -21,8 +29,14 @@ pub fn run() -> Result<()> {
     let parts: Vec<String> = std::env::args().skip(1).collect();
     let wants = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
     if wants("solve") {
+        let mut small = CudaFrame::build(&cuda, &fixtures::well_conditioned(SMALL)?.into(), Ridge::None, Budget::Available)?;
+        let fixed = time(500, || small.solve_in_place().map(drop).map_err(Into::into))?;
+        println!("the five kernels on a system of no size, launch and wait included: {fixed:.4} ms");
         fixture(&cuda, "color_arm", COLOR_ARM, copy)?;
         fixture(&cuda, "qwen", QWEN, copy)?;
+    }
+    if wants("bundle") {
+        bundle_adjustment(&cuda)?;
     }
     if wants("batch") {
         batch(&cuda, copy)?;
@@ -172,13 +186,13 @@ fn fixture(cuda: &Cuda, name: &str, shape: Shape, copy: f64) -> Result<()> {
         (2.0 * half + 2.0 * y) / copy * 1e3
     );
     let rhs = fixtures::random_vector(&system, 9);
-    for (leaf, panels) in [(64, 4), (128, 1), (128, 4), (128, 8)] {
+    for (leaf, panels) in [(64, 4), (96, 4), (128, 4)] {
         let tuning = Tuning { leaf, panels, ..Tuning::default() };
         let mut frame = CudaFrame::new(cuda, layout.clone(), tuning, Budget::Available)?;
         let build = time(50, || Ok(frame.factor(Slabs::Device(&slabs), Ridge::None)?))?;
         println!("frame, slabs on the device, leaf {leaf}, panels {panels}: {build:.3} ms");
     }
-    for kept in [0, 8, 16, 24, 32, 40] {
+    for kept in [0, 24] {
         let tuning = Tuning { kept_bytes: kept << 20, ..Tuning::default() };
         let mut frame = CudaFrame::new(cuda, layout.clone(), tuning, Budget::Available)?;
         frame.factor(Slabs::Device(&slabs), Ridge::None)?;
@@ -202,59 +216,45 @@ fn fixture(cuda: &Cuda, name: &str, shape: Shape, copy: f64) -> Result<()> {
 }
 
 fn batch(cuda: &Cuda, copy: f64) -> Result<()> {
-    const SYSTEMS: usize = 10_000;
-    let mut random = SplitMix64::new(77);
-    for (dim, p, rows, systems) in [(2, 8, 200, SYSTEMS), (1, 1, 3, 5), (3, 32, 70, 300), (2, 5, 129, 300)] {
-        let offsets: Vec<usize> = (0..=systems).map(|k| k * rows).collect();
-        let n = rows * systems;
-        let row_hessian: Vec<f64> = (0..n).flat_map(|_| fixtures::row_block(dim, &mut random)).collect();
-        let cross: Vec<f64> = (0..n * dim * p).map(|_| 10.0 * fixtures::cross_entry(&mut random)).collect();
-        let mut border_hessian: Vec<f64> = (0..systems).flat_map(|_| fixtures::tridiagonal(p)).collect();
-        let mut take = |count: usize| (0..count).map(|_| random.signed()).collect::<Vec<_>>();
-        let (row_rhs, border_rhs) = (take(n * dim), take(systems * p));
-        border_hessian[3 * p * p] = -1.0;
-        let slabs = BatchSlabs {
-            dim,
-            border: p,
-            offsets: &offsets,
-            row_hessian: &row_hessian,
-            cross: &cross,
-            border_hessian: &border_hessian,
-            row_rhs: &row_rhs,
-            border_rhs: &border_rhs,
-        };
-        let batch = SmallBatch::new(cuda, &slabs)?;
-        batch.solve(Ridge::None)?;
-        let (row_step, border_step, status) = batch.steps()?;
+    for (systems, rows, dim, p) in [(10_000, 200, 2, 8), (5, 3, 1, 1), (300, 70, 3, 32), (300, 129, 2, 5)] {
+        let mut batch = small_batch(systems, rows, dim, p);
+        batch.border_hessian[3 * p * p] = -1.0;
+        batch.row_hessian[2 * rows * dim * dim] = -1.0;
+        let device = SmallBatch::new(cuda, &batch)?;
+        device.solve(Ridge::None)?;
+        let (seen, expected) = (device.steps()?, batch.solve()?);
         let mut worst = 0.0_f64;
-        for k in (0..systems).step_by(systems.div_ceil(50)).chain([2, 4]).filter(|k| *k != 3) {
-            let (r, b) = (k * rows * dim..(k + 1) * rows * dim, k * p..(k + 1) * p);
-            let system = System::new(
-                Rows::Uniform { count: rows, dim },
-                p,
-                row_hessian[k * rows * dim * dim..(k + 1) * rows * dim * dim].to_vec(),
-                Cross::Dense(cross[k * rows * dim * p..(k + 1) * rows * dim * p].to_vec()),
-                Border::Dense(border_hessian[k * p * p..(k + 1) * p * p].to_vec()),
-            )?;
-            let step = Vector { row: row_step[r.clone()].to_vec(), border: border_step[b.clone()].to_vec() };
-            let rhs = Vector { row: row_rhs[r].to_vec(), border: border_rhs[b].to_vec() };
+        for k in (0..systems).step_by(systems.div_ceil(50)).filter(|k| *k != 3 && *k != 2) {
+            let (system, rhs) = batch.system(k)?;
+            let step = seen.step(&batch, k);
             worst = worst.max(system.residual(Ridge::None, system.norm2(Ridge::None), &step, &rhs));
         }
-        let failed: Vec<_> = status.iter().enumerate().filter(|(_, s)| **s != 0).collect();
-        let took = time(RUNS, || batch.solve(Ridge::None).map_err(Into::into))?;
-        let numbers = n * (dim * dim + dim * p + 2 * dim) + systems * (p * p + 2 * p);
+        let failed = |solution: &BatchSolution| {
+            let all = solution.status.iter().enumerate();
+            all.filter(|(_, s)| **s != Status::Solved).map(|(k, s)| (k, *s)).collect::<Vec<_>>()
+        };
+        let log_det = seen.log_det.iter().zip(&expected.log_det).enumerate();
+        let log_det = log_det.filter(|(k, _)| *k != 2 && *k != 3);
+        let apart = log_det.map(|(_, (a, b))| ((a - b) / b).abs()).fold(0.0, f64::max);
+        let took = time(RUNS, || device.solve(Ridge::None).map_err(Into::into))?;
+        let numbers = batch.row_hessian.len() + batch.row_cross.len() + batch.border_hessian.len()
+            + 2 * batch.row_rhs.len() + 2 * batch.border_rhs.len();
         println!(
-            "\nbatch of {systems} systems ({rows} rows, d = {dim}, p = {p}): {took:.4} ms, floor {:.4} ms, worst residual {worst:.1e}, failed (3 is meant to) {failed:?}",
-            8.0 * numbers as f64 / copy * 1e3
+            "\nbatch of {systems} systems ({rows} rows, d = {dim}, p = {p}): {took:.4} ms, floor {:.4} ms, worst residual {worst:.1e}, log det apart {apart:.1e}\n  device {:?}\n  host   {:?}",
+            8.0 * numbers as f64 / copy * 1e3,
+            failed(&seen),
+            failed(&expected)
         );
     }
     Ok(())
 }
 
+type Cell = (Layout, Vec<f64>, Vec<f64>, Vector);
+
 fn colour_matrix(cuda: &Cuda) -> Result<()> {
     let p = COLOR_ARM.border;
     let border = fixtures::tridiagonal(p);
-    let mut cells = Vec::new();
+    let mut cells: Vec<Cell> = Vec::new();
     for (_, shape) in fixtures::colour_matrix() {
         let mut random = SplitMix64::new(shape.seed);
         let rows: Vec<f64> = (0..shape.rows).flat_map(|_| fixtures::row_block(shape.dim, &mut random)).collect();
@@ -268,15 +268,6 @@ fn colour_matrix(cuda: &Cuda) -> Result<()> {
     for (_, rows, cross, _) in &cells {
         pinned.extend([Registered::new(cuda, rows)?, Registered::new(cuda, cross)?]);
     }
-    let jobs: Vec<Job<'_>> = cells
-        .iter()
-        .map(|(layout, row_hessian, cross, rhs)| Job {
-            layout: layout.clone(),
-            slabs: Slabs::Host { row_hessian, cross, border: &border },
-            ridge: Ridge::None,
-            rhs,
-        })
-        .collect();
     let bytes: usize = cells.iter().map(|(_, r, c, _)| 8 * (r.len() + c.len() + border.len())).sum();
     let stream = Stream::new(cuda)?;
     let target = Buffer::<f64>::new(cuda, border.len())?;
@@ -287,15 +278,44 @@ fn colour_matrix(cuda: &Cuda) -> Result<()> {
     let transfer = bytes as f64 / (8 * border.len()) as f64 * upload;
     println!("\nsweep of 32: {:.2} GB, upload alone {transfer:.1} ms", bytes as f64 / 1e9);
     let mut reference = None;
-    for lanes in [1, 2, 3, 4, 6, 8] {
-        let mut frames = Vec::new();
-        let mut steps = Vec::new();
-        let took = time(5, || {
-            steps = sweep(cuda, &jobs, lanes, &mut frames).into_iter().collect::<std::result::Result<_, _>>()?;
+    for lanes in [1, 2, 4, 6] {
+        let pool: Vec<Mutex<Lane>> = (0..lanes).map(|_| Mutex::new(Lane::new(cuda))).collect();
+        let fit = |lane: &mut usize, (layout, row_hessian, cross, rhs): &Cell| {
+            let mut lane = pool[*lane].lock().unwrap();
+            let frame = lane.frame(layout)?;
+            frame.factor(Slabs::Host { row_hessian, cross, border: &border }, Ridge::None)?;
+            frame.solve(rhs)
+        };
+        let mut steps: Vec<Vector> = Vec::new();
+        let took = time(20, || {
+            let swept = sweep(&cells, NonZero::new(lanes).unwrap(), |lane| lane, fit);
+            steps = swept.results.into_iter().collect::<std::result::Result<_, FrameError>>()?;
             Ok(())
         })?;
         let same = reference.get_or_insert_with(|| steps.clone()) == &steps;
         println!("{lanes} lanes: {took:.1} ms, {:.0} fits/s, bit-identical {same}, upload share {:.2}", 32e3 / took, transfer / took);
+    }
+    Ok(())
+}
+
+/// The same loop on host and device.
+fn bundle_adjustment(cuda: &Cuda) -> Result<()> {
+    let path = std::env::var("LAPIDARY_BAL").unwrap_or("../shared/data/bal/problem-49-7776-pre.txt".to_owned());
+    for backend in [Backend::Host, Backend::Cuda(cuda.clone()), Backend::Cuda(cuda.clone())] {
+        let (mut problem, start) = bundle::read(path.as_ref())?;
+        let name = if matches!(backend, Backend::Host) { "host" } else { "cuda" };
+        let params = NewtonParams { backend, ..NewtonParams::default() };
+        let summary = newton(&mut problem, start, &params)?;
+        println!(
+            "\nbundle adjustment, {name}: {:?}, cost {:.6}, {} tries, {} accepted, {} frames, {:.1} ms a try, {:?}",
+            summary.outcome,
+            summary.objective,
+            summary.tries,
+            summary.accepts,
+            summary.builds,
+            1e3 * summary.time.as_secs_f64() / f64::from(summary.tries.max(1)),
+            summary.telemetry
+        );
     }
     Ok(())
 }

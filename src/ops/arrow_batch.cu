@@ -4,8 +4,8 @@
 //     t_i = L_i^-T L_i^-1 (b_i - B_i x)
 //
 // System k owns the row blocks rows[k] .. rows[k + 1]; D: d x d each, B: d x p each, row-major; C: p x p a system.
-// `status` of a system: 0; 1 + i when row block i of it is not positive definite; -(1 + j) when pivot j of its border
-// is not. Its step is then zero, and its neighbours do not notice.
+// `status` of a system: 0; 1 + r when the pivot of row unknown r is not positive; -(1 + j) when pivot j of its border
+// is not; `pivot` is then that pivot, the step zero, and the neighbours do not notice.
 // Rows go through shared memory in chunks: a thread factors a block, threads own (block, column) pairs of [Y u], then
 // threads own entries of the lower triangle of S and of the right-hand side, over groups of rows that are added in
 // order. Largest: d = 3, p = 32. Barriers: three a chunk.
@@ -13,9 +13,10 @@
 
 constexpr int ENTRIES = 5;  // 32 * 35 / 2 entries over 128 threads
 
-__device__ bool factor(const double* D, double absolute, double relative, double* l)
+// chol(D + ridge) in packed rows; the index of the first pivot that is not positive, or ROW_DIM.
+__device__ int factor(const double* D, double absolute, double relative, double* l, double& pivot)
 {
-    bool good = true;
+    int bad = ROW_DIM;
     int at = 0;
 #pragma unroll
     for (int r = 0; r < ROW_DIM; ++r)
@@ -27,18 +28,22 @@ __device__ bool factor(const double* D, double absolute, double relative, double
             for (int k = 0; k < ROW_DIM; ++k)
                 if (k < c) v -= l[r * (r + 1) / 2 + k] * l[c * (c + 1) / 2 + k];
             if (r == c) {
-                good = good && v > 0.0;
+                if (!(v > 0.0) && bad == ROW_DIM) {
+                    bad = r;
+                    pivot = v;
+                }
                 l[at++] = sqrt(v);
             } else
                 l[at++] = v / l[c * (c + 1) / 2 + c];
         }
-    return good;
+    return bad;
 }
 
 extern "C" __global__ void __launch_bounds__(128) solve_batch(
     const double* D, const double* B, const double* C, const double* row_rhs, const double* border_rhs,
     const int* rows, int p, int chunk, double absolute_row, double absolute_border, double relative,
-    double* row_step, double* border_step, int* status)
+    double* row_step, double* border_step, int* status,
+    double* pivot, double* log_det)
 {
     constexpr int LOWER = ROW_DIM * (ROW_DIM + 1) / 2;
     extern __shared__ double shared[];
@@ -47,6 +52,8 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
     double* l = y + chunk * ROW_DIM * wide;      // chunk factors
     double* s = l + chunk * LOWER;               // p x (p + 1): S, and the right-hand side in the last column
     __shared__ int failed;
+    __shared__ double log_of[128];
+    double logs = 0.0;
     if (t == 0) failed = 0x7fffffff;
     int groups = max(1, 128 / entries), group = entries <= 128 ? t / entries : 0;
     int row_of[ENTRIES], col_of[ENTRIES];
@@ -71,9 +78,12 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
         int count = min(chunk, end - at);
         __syncthreads();
         for (int i = t; i < count; i += 128) {
-            double own[LOWER];
-            if (!factor(D + (long long)(at + i) * ROW_DIM * ROW_DIM, absolute_row, relative, own))
-                atomicMin(&failed, at + i - begin);
+            double own[LOWER], value = 0.0, product = 1.0;
+            int bad = factor(D + (long long)(at + i) * ROW_DIM * ROW_DIM, absolute_row, relative, own, value);
+            if (bad < ROW_DIM) atomicMin(&failed, (at + i - begin) * ROW_DIM + bad);
+#pragma unroll
+            for (int r = 0; r < ROW_DIM; ++r) product *= own[r * (r + 1) / 2 + r];
+            logs += log(product);
 #pragma unroll
             for (int k = 0; k < LOWER; ++k) l[i * LOWER + k] = own[k];
         }
@@ -101,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
                 for (int r = group; r < count * ROW_DIM; r += groups)
                     sum[k] += y[r * wide + row_of[k]] * y[r * wide + col_of[k]];
     }
+    log_of[t] = logs;
     // The groups subtract their sums from C and b in their order.
     long long base = (long long)system * p;
     for (int g = 0; g < groups; ++g) {
@@ -126,10 +137,15 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
     // One warp factors S and solves: lane r owns row r.
     if (t < 32) {
         int bad = 0;
+        double value = 0.0, log_border = 0.0;
         for (int k = 0; k < p; ++k) {
-            double pivot = s[k * wide + k];
-            if (!(pivot > 0.0) && bad == 0) bad = -(1 + k);
-            double root = sqrt(pivot);
+            double squared = s[k * wide + k];
+            if (!(squared > 0.0) && bad == 0) {
+                bad = -(1 + k);
+                value = squared;
+            }
+            double root = sqrt(squared);
+            log_border += log(root);
             __syncwarp();
             if (t == k) {
                 s[k * wide + k] = root;
@@ -155,15 +171,23 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
             border_step[base + t] = s[t * wide + p];
         }
         if (t == 0) {
+            if (failed != 0x7fffffff) {
+                double own[LOWER];
+                int block = begin + failed / ROW_DIM;
+                factor(D + (long long)block * ROW_DIM * ROW_DIM, absolute_row, relative, own, value);
+            }
             status[system] = bad;
+            pivot[system] = value;
+            for (int k = 0; k < 128; ++k) log_border += log_of[k];
+            log_det[system] = bad ? 0.0 : 2.0 * log_border;
             failed = bad;
         }
     }
     __syncthreads();
     bool good = failed == 0;
     for (int i = begin + t; i < end; i += 128) {
-        double own[LOWER], v[ROW_DIM];
-        factor(D + (long long)i * ROW_DIM * ROW_DIM, absolute_row, relative, own);
+        double own[LOWER], v[ROW_DIM], value;
+        factor(D + (long long)i * ROW_DIM * ROW_DIM, absolute_row, relative, own, value);
         long long row = (long long)i * ROW_DIM;
 #pragma unroll
         for (int r = 0; r < ROW_DIM; ++r) {

@@ -5,9 +5,6 @@ use crate::device::cuda::Source;
 
 /// Largest row block of a batched system.
 pub const LARGEST_DIM: usize = 3;
-/// Largest border of a batched system: one warp factors it, a lane a row.
-pub const LARGEST_BORDER: usize = 32;
-
 /// The kernel `solve_batch` for row blocks of exactly `dim` unknowns.
 pub fn source(dim: usize) -> Source {
     let constants = vec![("ROW_DIM", dim as i64)];

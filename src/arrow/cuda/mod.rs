@@ -2,9 +2,9 @@
 
 mod batch;
 mod build;
+mod lane;
 mod parts;
 mod solve;
-mod sweep;
 mod wide;
 
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use super::{Budget, Path, Ridge, System, Telemetry, Vector};
 use crate::device::cuda::{Blas, Buffer, Cuda, Event, Graph, Pinned, Stream};
 use crate::ops::spd_inverse::{SpdInverse, TILE, half_len, half_tiles, scratch_len};
 
-pub use batch::{BatchSlabs, SmallBatch};
+pub use batch::{SmallBatch, SmallBatchError};
+pub use lane::Lane;
 pub use parts::{DeviceSlabs, Layout, Slabs, Tuning};
-pub use sweep::{Job, sweep};
 
 use parts::Kernels;
 use wide::Wide;
