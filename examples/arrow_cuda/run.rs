@@ -121,7 +121,7 @@ fn accuracy(cuda: &Cuda) -> Result<()> {
 }
 
 fn params(cuda: &Cuda) -> Params {
-    Params { backend: Backend::Cuda(cuda.clone()), ..Params::default() }
+    Params { backend: Backend::Cuda(cuda.clone().into()), ..Params::default() }
 }
 
 fn ragged_system(offsets: &[usize], p: usize) -> Result<System> {
@@ -186,7 +186,7 @@ fn fixture(cuda: &Cuda, name: &str, shape: Shape, copy: f64) -> Result<()> {
         (2.0 * half + 2.0 * y) / copy * 1e3
     );
     let rhs = fixtures::random_vector(&system, 9);
-    for (leaf, panels) in [(64, 4), (96, 4), (128, 4)] {
+    for (leaf, panels) in [(32, 4), (64, 4), (64, 8), (96, 4)] {
         let tuning = Tuning { leaf, panels, ..Tuning::default() };
         let mut frame = CudaFrame::new(cuda, layout.clone(), tuning, Budget::Available)?;
         let build = time(50, || Ok(frame.factor(Slabs::Device(&slabs), Ridge::None)?))?;
@@ -301,7 +301,7 @@ fn colour_matrix(cuda: &Cuda) -> Result<()> {
 /// The same loop on host and device.
 fn bundle_adjustment(cuda: &Cuda) -> Result<()> {
     let path = std::env::var("LAPIDARY_BAL").unwrap_or("../shared/data/bal/problem-49-7776-pre.txt".to_owned());
-    for backend in [Backend::Host, Backend::Cuda(cuda.clone()), Backend::Cuda(cuda.clone())] {
+    for backend in [Backend::Host, Backend::Cuda(cuda.clone().into()), Backend::Cuda(cuda.clone().into())] {
         let (mut problem, start) = bundle::read(path.as_ref())?;
         let name = if matches!(backend, Backend::Host) { "host" } else { "cuda" };
         let params = NewtonParams { backend, ..NewtonParams::default() };

@@ -13,7 +13,7 @@ pub enum Backend {
     #[default]
     Host,
     #[cfg(feature = "cuda")]
-    Cuda(crate::device::cuda::Cuda),
+    Cuda(super::cuda::CudaPool),
 }
 
 /// How a frame is built.
@@ -47,7 +47,7 @@ pub struct Frame {
 enum Kind {
     Host(Box<HostFrame>),
     #[cfg(feature = "cuda")]
-    Cuda(Box<super::cuda::CudaFrame>),
+    Cuda(Box<super::cuda::Leased>),
 }
 
 /// What takes the place of an inverse.
@@ -143,10 +143,10 @@ impl Frame {
                 (Kind::Host(Box::new(frame)), built)
             }
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => {
-                let before = super::cuda::telemetry(cuda);
-                let frame = super::cuda::CudaFrame::build(cuda, system, ridge, params.budget)?;
-                let built = Telemetry { frames: 1, ..super::cuda::telemetry(cuda) - before };
+            Backend::Cuda(pool) => {
+                let before = super::cuda::telemetry(pool.cuda());
+                let frame = pool.build(system, ridge, params.budget)?;
+                let built = Telemetry { frames: 1, ..super::cuda::telemetry(pool.cuda()) - before };
                 (Kind::Cuda(Box::new(frame)), built)
             }
         };

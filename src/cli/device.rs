@@ -29,7 +29,7 @@ impl DeviceChoice {
         Ok(match selection.device {
             Device::Host => Backend::Host,
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => Backend::Cuda(cuda),
+            Device::Cuda(cuda) => Backend::Cuda(cuda.into()),
         })
     }
 }

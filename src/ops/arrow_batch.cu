@@ -107,9 +107,17 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < ENTRIES; ++k)
-            if (row_of[k] >= 0)
-                for (int r = group; r < count * ROW_DIM; r += groups)
-                    sum[k] += y[r * wide + row_of[k]] * y[r * wide + col_of[k]];
+            if (row_of[k] >= 0) {
+                const double *left = y + row_of[k], *right = y + col_of[k];
+                double even = 0.0, odd = 0.0;
+                int r = group, rows = count * ROW_DIM;
+                for (; r + groups < rows; r += 2 * groups) {
+                    even += left[r * wide] * right[r * wide];
+                    odd += left[(r + groups) * wide] * right[(r + groups) * wide];
+                }
+                if (r < rows) even += left[r * wide] * right[r * wide];
+                sum[k] += even + odd;
+            }
     }
     log_of[t] = logs;
     // The groups subtract their sums from C and b in their order.

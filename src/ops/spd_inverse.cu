@@ -10,74 +10,84 @@
 
 // The inverse of a leaf of order n <= LEAF by the symmetric sweep operator: for each k, with d = a_kk,
 //     a_ij -= a_ik a_kj / d,  a_ik /= d,  a_kk = -1/d,  which ends with -A^-1.
-// d is the squared k-th pivot of Cholesky. One block of 1024 threads: thread (x, y) owns the elements
-// (y + 32 a, x + 32 b) in registers, so that a row is one warp's; the column of each step and 1/d, divided once, go
-// through shared memory, in turn through two buffers, so that one barrier a step is enough. Reads the lower triangle,
-// writes both.
-extern "C" __global__ void __launch_bounds__(1024) invert_leaf(
+// d is the squared k-th pivot of Cholesky. One block of 256 threads, few enough for cheap barriers: thread (x, y) of
+// 32 x 8 owns the elements (y + 8 r, x + 32 c) in registers, so that a row is one warp's. The column of each step and
+// 1/d, divided once, go through shared memory, in turn through two buffers: one barrier a step. The next column is
+// updated and published first, so that its division runs beside the other updates. Reads the lower triangle, writes
+// both.
+extern "C" __global__ void __launch_bounds__(256) invert_leaf(
     double* S, int ld, int n, int base, double* pivots, int* status)
 {
-    constexpr int Q = LEAF / 32;
+    constexpr int R = LEAF / 8, C = LEAF / 32;
     __shared__ double column[2][LEAF];
     __shared__ double reciprocal[2];
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
-    double a[Q][Q];
+    double a[R][C];
 #pragma unroll
-    for (int r = 0; r < Q; ++r)
+    for (int r = 0; r < R; ++r)
 #pragma unroll
-        for (int c = 0; c < Q; ++c) {
-            int i = y + 32 * r, j = x + 32 * c;
+        for (int c = 0; c < C; ++c) {
+            int i = y + 8 * r, j = x + 32 * c;
             int low = max(i, j), high = min(i, j);
             a[r][c] = low < n ? S[low + (long long)high * ld] : (i == j ? 1.0 : 0.0);
         }
     if (x == 0)
 #pragma unroll
-        for (int r = 0; r < Q; ++r) column[0][y + 32 * r] = a[r][0];
+        for (int r = 0; r < R; ++r) column[0][y + 8 * r] = a[r][0];
     if (threadIdx.x == 0) reciprocal[0] = 1.0 / a[0][0];
     __syncthreads();
 #pragma unroll
-    for (int block = 0; block < Q; ++block) {
-        for (int kk = 0; kk < 32; ++kk) {
-            int k = block * 32 + kk;
+    for (int rb = 0; rb < R; ++rb) {
+        constexpr int ROWS = 8;
+        const int cb = rb / 4;
+#pragma unroll 1
+        for (int kk = 0; kk < ROWS; ++kk) {
+            int k = rb * ROWS + kk, next = k + 1;
             const double* now = column[k & 1];
-            double inverse = reciprocal[k & 1];
+            double inverse = reciprocal[k & 1], left[R], up[C];
+#pragma unroll
+            for (int c = 0; c < C; ++c) up[c] = now[x + 32 * c];
+#pragma unroll
+            for (int r = 0; r < R; ++r) left[r] = now[y + ROWS * r] * inverse;
+            bool my_row = y == kk, my_column = x == k % 32;
+            // Sends column `next`, which lies in column block c of the lanes next % 32.
+            auto publish = [&](int c) {
+                if (next < LEAF && x == next % 32) {
+                    double* then = column[next & 1];
+#pragma unroll
+                    for (int r = 0; r < R; ++r) then[y + ROWS * r] = a[r][c];
+                    if (y == next % ROWS)
+                        reciprocal[next & 1] = 1.0 / (kk + 1 < ROWS ? a[rb][c] : a[rb + 1 < R ? rb + 1 : rb][c]);
+                }
+            };
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                double v = a[r][cb] - left[r] * up[cb];
+                a[r][cb] = my_column ? left[r] : v;
+            }
+            if (my_row) a[rb][cb] = my_column ? -inverse : up[cb] * inverse;
+            bool boundary = rb % 4 == 3 && kk + 1 == ROWS;
+            if (!boundary) publish(cb);
+#pragma unroll
+            for (int c = 0; c < C; ++c) {
+                if (c == cb) continue;
+#pragma unroll
+                for (int r = 0; r < R; ++r) a[r][c] -= left[r] * up[c];
+                if (my_row) a[rb][c] = up[c] * inverse;
+            }
+            if (boundary) publish(cb + 1 < C ? cb + 1 : cb);
             if (threadIdx.x == 0 && k < n) {
                 pivots[base + k] = now[k];
                 if (!(now[k] > 0.0)) atomicMin(status, base + k);
-            }
-            double left[Q], up[Q];
-#pragma unroll
-            for (int r = 0; r < Q; ++r) left[r] = now[y + 32 * r] * inverse;
-#pragma unroll
-            for (int c = 0; c < Q; ++c) up[c] = now[x + 32 * c];
-#pragma unroll
-            for (int r = 0; r < Q; ++r)
-#pragma unroll
-                for (int c = 0; c < Q; ++c) a[r][c] -= left[r] * up[c];
-            if (x == kk)
-#pragma unroll
-                for (int r = 0; r < Q; ++r) a[r][block] = left[r];
-            if (y == kk)
-#pragma unroll
-                for (int c = 0; c < Q; ++c) a[block][c] = c == block && x == kk ? -inverse : up[c] * inverse;
-            int next = k + 1;
-            if (next < LEAF && x == next % 32) {
-                bool same = next / 32 == block;
-#pragma unroll
-                for (int r = 0; r < Q; ++r) {
-                    double v = same ? a[r][block] : a[r][block + 1 < Q ? block + 1 : block];
-                    column[next & 1][y + 32 * r] = v;
-                    if (y + 32 * r == next) reciprocal[next & 1] = 1.0 / v;
-                }
             }
             __syncthreads();
         }
     }
 #pragma unroll
-    for (int r = 0; r < Q; ++r)
+    for (int r = 0; r < R; ++r)
 #pragma unroll
-        for (int c = 0; c < Q; ++c) {
-            int i = y + 32 * r, j = x + 32 * c;
+        for (int c = 0; c < C; ++c) {
+            int i = y + 8 * r, j = x + 32 * c;
             if (i < n && j < n) S[j + (long long)i * ld] = -a[r][c];
         }
 }

@@ -98,7 +98,7 @@ impl SpdInverse {
                 .pointer(work.pivots.address())
                 .pointer(work.status);
             // SAFETY: as promised by the caller.
-            return unsafe { self.leaf.launch(stream, Grid { blocks: (1, 1), threads: 1024 }, &mut args) };
+            return unsafe { self.leaf.launch(stream, Grid { blocks: (1, 1), threads: 256 }, &mut args) };
         }
         let first = split(n, self.leaf_order);
         let (rest, middle) = (n - first, at + first);

@@ -5,7 +5,7 @@ use crate::device::cuda::{Args, Buffer, Cuda, Grid, Kernel, Stream};
 use crate::ops::arrow_batch::source;
 
 /// Row blocks that one block of threads takes at a time, where shared memory allows.
-const CHUNK: usize = 64;
+const CHUNK: usize = 128;
 /// Shared memory that a chunk may take, in bytes: several blocks of threads then share a multiprocessor.
 const CHUNK_BYTES: usize = 40 << 10;
 

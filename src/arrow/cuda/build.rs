@@ -4,9 +4,9 @@ use crate::arrow::frame::{FrameError, Method};
 use crate::arrow::rows::not_positive;
 use crate::arrow::{Block, Ridge};
 use crate::device::DeviceError;
-use crate::device::cuda::{Args, Buffer, Grid, Op, Solver};
+use crate::device::cuda::{Args, Buffer, Grid, Op, Solver, Stream};
 use crate::ops::cholesky::NonPositivePivot;
-use crate::ops::spd_inverse::Work;
+use crate::ops::spd_inverse::{Work, half_tiles};
 
 /// 1-norm condition of the scaled Schur complement up to which a product with the explicit inverse needs no
 /// correction: its residual is about κ·ε, and 1e-14 is asked for.
@@ -205,19 +205,21 @@ impl CudaFrame {
         let p = self.layout.border();
         self.about.method = Method::TriangularSolves;
         self.about.corrections = 0;
-        let solver = Solver::new(&self.stream)?;
-        let scratch = Buffer::new(self.cuda(), solver.potrf_scratch(p)?)?;
-        let info = Buffer::<i32>::new(self.cuda(), 1)?;
+        let cholesky = match self.cholesky.take() {
+            Some(cholesky) => cholesky,
+            None => Cholesky::new(&self.stream, p)?,
+        };
+        let Cholesky { solver, scratch, info } = self.cholesky.insert(cholesky);
         let mut whole =
             Args::new().pointer(self.half.address()).pointer(self.matrix.address()).int(p);
         // SAFETY: as above.
         unsafe {
-            let grid = Grid { blocks: (self.tiles(), 1), threads: 256 };
+            let grid = Grid { blocks: (half_tiles(p), 1), threads: 256 };
             self.kernels.whole_from_half.launch(&self.stream, grid, &mut whole)?;
-            solver.potrf(p, (self.matrix.address(), p), &scratch, &info)?;
+            solver.potrf(p, (self.matrix.address(), p), scratch, info)?;
         }
         let failed = info.to_vec(&self.stream, 1)?[0];
-        self.cuda().count_factorisation();
+        self.stream.cuda().count_factorisation();
         if failed == 0 {
             return self.read_pivots();
         }
@@ -250,6 +252,21 @@ impl CudaFrame {
         // The first pivot of a block is its first diagonal entry: a scale for the suggested ridge.
         let first = self.pivots_seen[at - index] - ridge.on_row(0.0);
         not_positive(Block::Row(block), NonPositivePivot { index, pivot: self.pivots_seen[at] }, first.abs())
+    }
+}
+
+/// cuSOLVER's Cholesky, made when a border first asks for triangular solves.
+pub(super) struct Cholesky {
+    solver: Solver,
+    scratch: Buffer<f64>,
+    info: Buffer<i32>,
+}
+
+impl Cholesky {
+    fn new(stream: &Stream, p: usize) -> Result<Self, DeviceError> {
+        let solver = Solver::new(stream)?;
+        let scratch = Buffer::new(stream.cuda(), solver.potrf_scratch(p)?)?;
+        Ok(Self { solver, scratch, info: Buffer::new(stream.cuda(), 1)? })
     }
 }
 

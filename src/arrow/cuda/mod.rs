@@ -4,6 +4,7 @@ mod batch;
 mod build;
 mod lane;
 mod parts;
+mod pool;
 mod solve;
 mod wide;
 
@@ -16,8 +17,11 @@ use crate::ops::spd_inverse::{SpdInverse, TILE, half_len, half_tiles, scratch_le
 
 pub use batch::{SmallBatch, SmallBatchError};
 pub use lane::Lane;
+pub use pool::CudaPool;
+pub(super) use pool::Leased;
 pub use parts::{DeviceSlabs, Layout, Slabs, Tuning};
 
+use build::Cholesky;
 use parts::Kernels;
 use wide::Wide;
 
@@ -67,6 +71,7 @@ pub struct CudaFrame {
     inversion: Option<Graph>,
     graph: Option<Graph>,
     wide: Option<Wide>,
+    cholesky: Option<Cholesky>,
     about: About,
 }
 
@@ -120,6 +125,7 @@ impl CudaFrame {
             inversion: None,
             graph: None,
             wide: None,
+            cholesky: None,
             about: About {
                 path: Path::Resident,
                 elimination: Elimination::Rows,

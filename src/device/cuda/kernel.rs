@@ -77,7 +77,7 @@ impl Kernel {
         // SAFETY: module and name are alive; a pointer to a live local.
         unsafe {
             check("cuModuleGetFunction", sys::cuModuleGetFunction(&mut raw, module.0, name.as_ptr()))?;
-            if shared > 48 << 10 {
+            if shared > 0 {
                 check("cuFuncSetAttribute", sys::cuFuncSetAttribute(raw, limit, shared as c_int))?;
             }
         }
