@@ -3,7 +3,7 @@
 //! Files: <https://grail.cs.washington.edu/projects/bal/>, unpacked.
 
 use lapidary::arrow::bundle;
-use lapidary::arrow::{NewtonParams, Problem, newton};
+use lapidary::arrow::{Problem, Try, newton};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args_os().nth(1).ok_or("usage: bundle_adjustment FILE")?;
@@ -15,7 +15,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         problem.observations().len()
     );
     println!("cost before  {:.2}", problem.objective(&start));
-    let summary = newton(&mut problem, start, &NewtonParams::default())?;
+    let summary = newton(&mut problem, start, &bundle::params())?;
+    for step in &summary.trace {
+        let Try { ridge, actual, predicted, gradient_norm, accepted } = step;
+        println!(
+            "  gradient {gradient_norm:.1e}  ridge {ridge:.1e}  actual {actual:.3e}  predicted {predicted:.3e}  {accepted}"
+        );
+    }
     println!("cost after   {:.6}", summary.objective);
     println!("gradient     {:.2e}", summary.gradient_norm);
     println!(

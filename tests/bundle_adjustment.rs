@@ -9,7 +9,7 @@ use std::path::Path;
 use faer::linalg::solvers::Solve;
 use faer::{Mat, Side};
 
-use lapidary::arrow::{NewtonParams, Outcome, Problem, bundle, newton};
+use lapidary::arrow::{Outcome, Problem, bundle, newton};
 
 #[test]
 fn the_newton_loop_reaches_the_independent_minimum() {
@@ -17,7 +17,7 @@ fn the_newton_loop_reaches_the_independent_minimum() {
     let (mut problem, start) = bundle::read(&path).unwrap();
     assert_eq!((problem.cameras(), problem.points(), problem.observations().len()), (49, 7776, 31843));
     assert!((problem.objective(&start) - 850_912.46).abs() < 0.01);
-    let summary = newton(&mut problem, start, &NewtonParams::default()).unwrap();
+    let summary = newton(&mut problem, start, &bundle::params()).unwrap();
     println!(
         "cost {:.6}, {} tries, {} accepted, {:.2} s",
         summary.objective,

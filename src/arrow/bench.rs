@@ -301,7 +301,7 @@ impl Bench<'_> {
 
     fn bundle(&mut self, path: &std::path::Path) -> Result<(), BenchError> {
         let (mut problem, start) = bundle::read(path)?;
-        let params = NewtonParams { backend: self.params.backend.clone(), ..NewtonParams::default() };
+        let params = NewtonParams { backend: self.params.backend.clone(), ..bundle::params() };
         let summary = newton(&mut problem, start, &params)?;
         self.push("bal49.cost", summary.objective, "px2");
         self.push("bal49.tries", f64::from(summary.tries), "count");

@@ -1,4 +1,4 @@
-use super::{Border, System};
+use super::{Border, Cross, System};
 
 /// Bytes that a frame may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,14 @@ pub fn system_bytes(system: &System) -> u64 {
 pub fn host_frame_bytes(system: &System) -> u64 {
     let (m, p) = (system.unknowns() as u64, system.border() as u64);
     let size = |rows: u64, cols: u64| rows.saturating_mul(cols);
-    let coupling = size(m, p);
+    let coupling = match (system.cross(), system.border_hessian()) {
+        (cross @ Cross::Factored { basis, .. }, Border::Kronecker { basis: same, .. })
+            if basis == same && uses_capacitance(system) =>
+        {
+            cross.len() as u64
+        }
+        _ => size(m, p),
+    };
     let core = if uses_capacitance(system) { size(m, m) } else { size(p, p) };
     let numbers = (system.row_hessian().len() as u64).saturating_add(coupling).saturating_add(core);
     numbers.saturating_mul(8)

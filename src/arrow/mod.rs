@@ -16,8 +16,8 @@
 //! | `sweep` | many independent fits at once |
 //! | `batch` | thousands of small systems at once |
 //! | [`bundle`] | bundle adjustment, a problem from outside |
-//! | [`file`] | systems on disk |
-//! | [`fixtures`] · [`bench`] | the systems of every test and bench; measurements |
+//! | [`mod@file`] | systems on disk |
+//! | [`fixtures`] · [`mod@bench`] | the systems of every test and bench; measurements |
 
 mod batch;
 pub mod bench;
@@ -53,7 +53,7 @@ pub use frame::{
 };
 pub use memory::{Budget, MemoryError};
 pub use newton::{
-    Failure, Linearisation, NewtonError, NewtonParams, Outcome, Problem, Reuse, Stop, Summary, newton,
+    Failure, Linearisation, NewtonError, NewtonParams, Outcome, Problem, Reuse, Stop, Summary, Try, newton,
 };
 pub use outer::OuterSequence;
 pub use quadratic::Quadratic;

@@ -66,6 +66,9 @@ pub struct NewtonParams {
     pub damping: Damping,
     /// ρ of the first try.
     pub first_ridge: f64,
+    /// What ρ does not decay below: 0, unless H is singular at every point (a free gauge), where a smaller ridge than
+    /// this lets rounding choose the step.
+    pub least_ridge: f64,
     /// Most tries, accepted or not.
     pub tries: u32,
     pub time: Option<Duration>,
@@ -80,6 +83,7 @@ impl Default for NewtonParams {
             stop: Stop::RelativeGradient(1e-9),
             damping: Damping::Relative,
             first_ridge: 0.0,
+            least_ridge: 0.0,
             tries: 200,
             time: None,
             reuse: Reuse::SameHessian,
@@ -116,6 +120,20 @@ pub struct Failure {
     pub ridge: Ridge,
 }
 
+/// One try of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Try {
+    /// ρ.
+    pub ridge: f64,
+    /// `φ(z) − φ(z + δ)`; NaN where there was no factor.
+    pub actual: f64,
+    /// The same by the undamped model.
+    pub predicted: f64,
+    /// ‖∇φ(z)‖ before it.
+    pub gradient_norm: f64,
+    pub accepted: bool,
+}
+
 /// What a run did.
 #[derive(Clone, Debug)]
 pub struct Summary {
@@ -132,6 +150,8 @@ pub struct Summary {
     pub builds: u64,
     /// The failed factorisation with the lowest pivot.
     pub worst: Option<Failure>,
+    /// Every try, in order.
+    pub trace: Vec<Try>,
     pub telemetry: Telemetry,
     pub time: Duration,
 }
@@ -172,12 +192,16 @@ pub fn newton(problem: &mut dyn Problem, z: Vector, params: &NewtonParams) -> Re
         }
         run.tries += 1;
         if !run.prepare()? {
+            run.note(f64::NAN, f64::NAN, false);
             if run.policy.rejected() { continue } else { break Outcome::RidgeLimit }
         }
         let step = run.step()?;
         let candidate = run.problem.retract(&run.z, &step);
         let value = run.problem.objective(&candidate);
-        match run.policy.judge(run.value, run.value - value, run.predicted(&step)) {
+        let (actual, predicted) = (run.value - value, run.predicted(&step));
+        let verdict = run.policy.judge(run.value, actual, predicted);
+        run.note(actual, predicted, verdict != Verdict::Reject && actual >= 0.0);
+        match verdict {
             Verdict::Accept => run.move_to(candidate, value)?,
             Verdict::Converged => {
                 run.finish(candidate, value);
@@ -207,6 +231,7 @@ struct Run<'a> {
     tries: u32,
     accepts: u32,
     worst: Option<Failure>,
+    trace: Vec<Try>,
     began: Instant,
 }
 
@@ -221,13 +246,14 @@ impl<'a> Run<'a> {
             problem.linearise(&z).map_err(|source| NewtonError::Problem { tries: 0, source })?;
         let gradient_norm = gradient.norm();
         let run = Self {
-            policy: StepPolicy::new(params.damping, params.first_ridge),
+            policy: StepPolicy::new(params.damping, params.first_ridge, params.least_ridge),
             first_norm: gradient_norm,
             frame: None,
             telemetry: Telemetry::default(),
             tries: 0,
             accepts: 0,
             worst: None,
+            trace: Vec::new(),
             stale: false,
             problem,
             params,
@@ -270,7 +296,7 @@ impl<'a> Run<'a> {
             }
             Err(FrameError::NotPositiveDefinite { block, index, pivot, .. }) => {
                 let failure = Failure { block, index, pivot, ridge };
-                if self.worst.is_none_or(|worst| !(worst.pivot <= pivot)) {
+                if self.worst.is_none_or(|worst| pivot.total_cmp(&worst.pivot).is_lt()) {
                     self.worst = Some(failure);
                 }
                 Ok(false)
@@ -341,6 +367,16 @@ impl<'a> Run<'a> {
         }
     }
 
+    fn note(&mut self, actual: f64, predicted: f64, accepted: bool) {
+        self.trace.push(Try {
+            ridge: self.policy.rho(),
+            actual,
+            predicted,
+            gradient_norm: self.gradient_norm,
+            accepted,
+        });
+    }
+
     fn check_gradient(&self) -> Result<(), NewtonError> {
         let fine = self.gradient_norm.is_finite();
         fine.then_some(()).ok_or(NewtonError::Gradient { tries: self.tries })
@@ -357,6 +393,7 @@ impl<'a> Run<'a> {
             ridge: self.policy.rho(),
             builds: self.telemetry.frames,
             worst: self.worst,
+            trace: self.trace,
             telemetry: self.telemetry,
             time: self.began.elapsed(),
         }

@@ -27,6 +27,8 @@ pub enum Damping {
 pub(super) struct StepPolicy {
     damping: Damping,
     rho: f64,
+    /// What ρ does not decay below.
+    least: f64,
 }
 
 /// What becomes of a step.
@@ -39,8 +41,8 @@ pub(super) enum Verdict {
 }
 
 impl StepPolicy {
-    pub(super) fn new(damping: Damping, rho: f64) -> Self {
-        Self { damping, rho }
+    pub(super) fn new(damping: Damping, rho: f64, least: f64) -> Self {
+        Self { damping, rho: rho.max(least), least }
     }
 
     pub(super) fn ridge(&self) -> Ridge {
@@ -66,7 +68,7 @@ impl StepPolicy {
     }
 
     pub(super) fn accepted(&mut self) {
-        self.rho *= DECAY;
+        self.rho = (self.rho * DECAY).max(self.least);
     }
 
     /// After a rejected step or a block that is not positive definite. `false` where the ridge has run out.
@@ -83,7 +85,7 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        let policy = StepPolicy::new(Damping::Relative, 0.0);
+        let policy = StepPolicy::new(Damping::Relative, 0.0, 0.0);
         for (objective, actual, predicted, verdict) in [
             (1.0, 0.5, 0.6, Verdict::Accept),
             (1.0, -0.5, 0.6, Verdict::Reject),
@@ -99,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_ridge_rises_from_nothing_and_runs_out() {
-        let mut policy = StepPolicy::new(Damping::Absolute, 0.0);
+        let mut policy = StepPolicy::new(Damping::Absolute, 0.0, 0.0);
         assert_eq!(policy.ridge(), Ridge::None);
         let mut tries = 0;
         while policy.rejected() {

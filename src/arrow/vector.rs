@@ -66,12 +66,11 @@ impl Vector {
 /// Index of the first number that is NaN or infinite.
 pub(super) fn first_non_finite(values: &[f64]) -> Option<usize> {
     const CHUNK: usize = 1 << 16;
-    let found = values.par_chunks(CHUNK).enumerate().find_map_first(|(chunk, values)| {
+    values.par_chunks(CHUNK).enumerate().find_map_first(|(chunk, values)| {
         // The sum of v·0 is 0 exactly when every v is finite: no branch in the loop.
         if values.iter().map(|v| v * 0.0).sum::<f64>() == 0.0 {
             return None;
         }
         values.iter().position(|v| !v.is_finite()).map(|at| chunk * CHUNK + at)
-    });
-    found
+    })
 }

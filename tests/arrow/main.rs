@@ -1,6 +1,7 @@
 //! The arrow solver, by tables of cases.
 
 mod bad_input;
+mod command;
 mod frames;
 mod many;
 mod trajectories;

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 pub use camera::{CAMERA, POINT, Projection, project};
 pub use file::{BundleError, read};
 
-use super::newton::{Linearisation, Problem};
+use super::newton::{Linearisation, NewtonParams, Problem, Stop};
 use super::{Border, Cross, Rows, System, Vector};
 
 /// One observed image point, in pixels from the image's centre.
@@ -63,6 +63,19 @@ impl Bundle {
 
 /// What one point adds to the border: camera, its 9 x 9 block, its 9 gradient entries.
 type CameraPart = (usize, [f64; CAMERA * CAMERA], [f64; CAMERA]);
+
+/// How the Newton loop runs on bundles. Moving, turning and scaling the whole scene changes no pixel, so H is singular
+/// at every point: the ridge begins at 1e-4, where the first steps of the published problems fit, and stays above
+/// 1e-9, below which rounding would choose the seven free directions. The gradient is zero at 1e-7 of the first: what
+/// φ could still lose is then below 1e-6 of it.
+pub fn params() -> NewtonParams {
+    NewtonParams {
+        stop: Stop::RelativeGradient(1e-7),
+        first_ridge: 1e-4,
+        least_ridge: 1e-9,
+        ..NewtonParams::default()
+    }
+}
 
 impl Problem for Bundle {
     fn objective(&mut self, z: &Vector) -> f64 {
