@@ -40,7 +40,8 @@ fn a_broken_kernel_is_an_error_with_the_compilers_words() {
 
 #[test]
 fn every_kernel_file_is_known() {
-    let known: BTreeSet<String> = kernel_sources().iter().map(|source| format!("{}.cu", source.name)).collect();
+    let known: BTreeSet<String> =
+        kernel_sources().iter().map(|source| format!("{}.cu", source.name)).collect();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
     let files: BTreeSet<String> = std::fs::read_dir(folder)
         .unwrap()

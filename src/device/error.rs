@@ -3,13 +3,17 @@
 pub enum DeviceError {
     #[error("{library} was not found: {reason}; {hint}", hint = library_hint())]
     MissingLibrary { library: &'static str, reason: String },
-    #[error("the CUDA driver supports version {found}, this program needs {needed}: update the NVIDIA driver")]
+    #[error(
+        "the CUDA driver supports version {found}, this program needs {needed}: update the NVIDIA driver"
+    )]
     DriverTooOld { found: String, needed: String },
     #[error("the CUDA driver is installed but reports no card; check nvidia-smi and CUDA_VISIBLE_DEVICES")]
     NoCard,
     #[error("{call} failed: {code} ({text})")]
     Call { call: &'static str, code: String, text: String },
-    #[error("the device was lost in {call}: {code} ({text}); what was on it is gone, start the program again")]
+    #[error(
+        "the device was lost in {call}: {code} ({text}); what was on it is gone, start the program again"
+    )]
     Lost { call: &'static str, code: String, text: String },
     #[error("kernel {kernel} does not compile for sm_{arch}:\n{log}")]
     Compile { kernel: String, arch: u32, log: String },

@@ -42,9 +42,7 @@ pub fn select(policy: DevicePolicy) -> Result<Selection, DeviceError> {
             let reason = format!("cuda was asked for: {}", device.name());
             Ok(Selection { device, reason })
         }
-        DevicePolicy::Wgpu => {
-            Err(DeviceError::NotBuilt { policy: "wgpu", hint: "use auto, host or cuda" })
-        }
+        DevicePolicy::Wgpu => Err(DeviceError::NotBuilt { policy: "wgpu", hint: "use auto, host or cuda" }),
         DevicePolicy::Auto => Ok(match open_cuda() {
             Ok(device) => {
                 let reason = format!("auto took cuda: {} works", device.name());

@@ -10,7 +10,6 @@ pub const CHUNK_ROWS: usize = 256;
 /// The kernels `reduce_rows`, `sum_parts`, `multiply_half`, `sum_tiles`, `back_substitute` for row blocks of at most
 /// `dim` unknowns.
 pub fn source(dim: usize) -> Source {
-    let constants =
-        vec![("ROW_DIM", dim as i64), ("TILE", TILE as i64), ("CHUNK_ROWS", CHUNK_ROWS as i64)];
+    let constants = vec![("ROW_DIM", dim as i64), ("TILE", TILE as i64), ("CHUNK_ROWS", CHUNK_ROWS as i64)];
     Source { name: "arrow_solve", text: include_str!("arrow_solve.cu"), constants }
 }

@@ -210,8 +210,7 @@ impl CudaFrame {
             None => Cholesky::new(&self.stream, p)?,
         };
         let Cholesky { solver, scratch, info } = self.cholesky.insert(cholesky);
-        let mut whole =
-            Args::new().pointer(self.half.address()).pointer(self.matrix.address()).int(p);
+        let mut whole = Args::new().pointer(self.half.address()).pointer(self.matrix.address()).int(p);
         // SAFETY: as above.
         unsafe {
             let grid = Grid { blocks: (half_tiles(p), 1), threads: 256 };

@@ -17,9 +17,9 @@ use crate::ops::spd_inverse::{SpdInverse, TILE, half_len, half_tiles, scratch_le
 
 pub use batch::{SmallBatch, SmallBatchError};
 pub use lane::Lane;
+pub use parts::{DeviceSlabs, Layout, Slabs, Tuning};
 pub use pool::CudaPool;
 pub(super) use pool::Leased;
-pub use parts::{DeviceSlabs, Layout, Slabs, Tuning};
 
 use build::Cholesky;
 use parts::Kernels;
@@ -89,7 +89,7 @@ impl CudaFrame {
         let stream = Stream::new(cuda)?;
         let numbers = |len| Buffer::<f64>::new(cuda, len);
         let to_i32 = |values: &[usize]| values.iter().map(|v| *v as i32).collect::<Vec<_>>();
-        let (_, parts) = layout.parts(cuda.multiprocessors() as usize);
+        let (_, parts) = layout.parts(tuning.reducers * cuda.multiprocessors() as usize);
         let tiles = p.div_ceil(TILE);
         Ok(Self {
             copies: Stream::new(cuda)?,

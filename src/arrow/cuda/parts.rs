@@ -65,11 +65,11 @@ impl Layout {
         self.offsets.windows(2).map(|at| at[1] - at[0]).max().unwrap_or(1)
     }
 
-    /// Row blocks of one part of the first reduction, and the number of parts: enough blocks of threads to fill the
-    /// card four times over, and no part larger than its shared memory.
-    pub(super) fn parts(&self, multiprocessors: usize) -> (usize, usize) {
+    /// Row blocks of one part of the first reduction, and the number of parts: about `wanted` blocks of threads in all,
+    /// and no part larger than its shared memory.
+    pub(super) fn parts(&self, wanted: usize) -> (usize, usize) {
         let columns = self.pitch().div_ceil(COLUMNS);
-        let per_part = (self.blocks() * columns).div_ceil(4 * multiprocessors);
+        let per_part = (self.blocks() * columns).div_ceil(wanted);
         let per_part = per_part.clamp(1, arrow_solve::CHUNK_ROWS / self.largest_dim());
         (per_part, self.blocks().div_ceil(per_part))
     }
@@ -97,11 +97,13 @@ pub struct Tuning {
     pub kept_bytes: usize,
     /// Column panels of the product YᵀY: half of it is skipped but for the panels' corners.
     pub panels: usize,
+    /// Blocks of threads a multiprocessor in the first reduction of a solve.
+    pub reducers: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { leaf: LEAF, kept_bytes: 24 << 20, panels: 4 }
+        Self { leaf: LEAF, kept_bytes: 24 << 20, panels: 4, reducers: 4 }
     }
 }
 
@@ -117,7 +119,11 @@ pub struct DeviceSlabs {
 pub enum Slabs<'a> {
     /// On the host. Copies run at full speed from pinned memory (see
     /// [`Registered`](crate::device::cuda::Registered)).
-    Host { row_hessian: &'a [f64], cross: &'a [f64], border: &'a [f64] },
+    Host {
+        row_hessian: &'a [f64],
+        cross: &'a [f64],
+        border: &'a [f64],
+    },
     Device(&'a DeviceSlabs),
 }
 
@@ -157,7 +163,9 @@ impl Slabs<'_> {
             Slabs::Device(slabs) => [slabs.row_hessian.len(), slabs.cross.len(), slabs.border.len()],
         };
         let names = ["row_hessian", "row_cross", "border_hessian"];
-        for ((slab, got), expected) in names.into_iter().zip(lengths).zip([layout.row_numbers(), m * p, p * p]) {
+        for ((slab, got), expected) in
+            names.into_iter().zip(lengths).zip([layout.row_numbers(), m * p, p * p])
+        {
             if got != expected {
                 return Err(FrameError::Length { slab, got, expected });
             }

@@ -79,7 +79,8 @@ impl CudaFrame {
     /// u, and `v = b_β − ΣY_iᵀu_i`.
     fn queue_reduction(&self, v: &Buffer<f64>) -> Result<(), DeviceError> {
         let (n, p, pitch) = (self.layout.blocks(), self.layout.border(), self.layout.pitch());
-        let (per_part, parts) = self.layout.parts(self.cuda().multiprocessors() as usize);
+        let (per_part, parts) =
+            self.layout.parts(self.tuning.reducers * self.cuda().multiprocessors() as usize);
         let mut reduce = self
             .rows(Args::new().pointer(self.y.address()).pointer(self.l.address()))
             .pointer(self.rhs.address())

@@ -22,7 +22,11 @@ impl Graph {
     ///
     /// # Safety
     /// `graph` is a live graph that nobody else destroys.
-    pub(super) unsafe fn new(cuda: &Cuda, graph: sys::CUgraph, traffic: Telemetry) -> Result<Self, DeviceError> {
+    pub(super) unsafe fn new(
+        cuda: &Cuda,
+        graph: sys::CUgraph,
+        traffic: Telemetry,
+    ) -> Result<Self, DeviceError> {
         let mut executable = std::ptr::null_mut();
         // SAFETY: the caller hands over a live graph.
         let made = check("cuGraphInstantiate", unsafe {

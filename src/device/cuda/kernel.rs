@@ -99,7 +99,12 @@ impl Kernel {
     ///
     /// # Safety
     /// As for [`Self::launch`].
-    pub unsafe fn launch_chained(&self, stream: &Stream, grid: Grid, args: &mut Args) -> Result<(), DeviceError> {
+    pub unsafe fn launch_chained(
+        &self,
+        stream: &Stream,
+        grid: Grid,
+        args: &mut Args,
+    ) -> Result<(), DeviceError> {
         let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
         // SAFETY: plain data, for which zeros are valid.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
@@ -200,8 +205,9 @@ pub fn compile(source: &Source, arch: u32) -> Result<Vec<u8>, DeviceError> {
     let failed = |log: String| DeviceError::Compile { kernel: source.name.to_owned(), arch, log };
     let text = CString::new(source.program()).map_err(|e| failed(e.to_string()))?;
     let name = CString::new(format!("{}.cu", source.name)).map_err(|e| failed(e.to_string()))?;
-    let options = [format!("--gpu-architecture=sm_{arch}"), "--std=c++17".to_owned(), "--fmad=true".to_owned()]
-        .map(|option| CString::new(option).unwrap_or_default());
+    let options =
+        [format!("--gpu-architecture=sm_{arch}"), "--std=c++17".to_owned(), "--fmad=true".to_owned()]
+            .map(|option| CString::new(option).unwrap_or_default());
     let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
     let success = nvrtc::nvrtcResult::NVRTC_SUCCESS;
     let mut program = std::ptr::null_mut();

@@ -18,7 +18,13 @@ static DRIVER: Wanted = Wanted {
     library: "the CUDA driver (libcuda)",
     variable: "LAPIDARY_LIBCUDA",
     files: &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
-    symbols: &["cuInit", "cuDriverGetVersion", "cuGraphLaunch", "cuGraphInstantiateWithFlags", "cuLaunchKernelEx"],
+    symbols: &[
+        "cuInit",
+        "cuDriverGetVersion",
+        "cuGraphLaunch",
+        "cuGraphInstantiateWithFlags",
+        "cuLaunchKernelEx",
+    ],
 };
 static NVRTC: Wanted = Wanted {
     library: "NVRTC (libnvrtc)",
@@ -82,7 +88,11 @@ fn ready(
         }
         // A library that is loaded stays loaded: cudarc finds it again by its name.
         std::mem::forget(library);
-        if present() { Ok(()) } else { Err("it was loaded, but not under the name that cudarc asks for".to_owned()) }
+        if present() {
+            Ok(())
+        } else {
+            Err("it was loaded, but not under the name that cudarc asks for".to_owned())
+        }
     });
     result.clone().map_err(|reason| DeviceError::MissingLibrary { library: wanted.library, reason })
 }
@@ -90,13 +100,19 @@ fn ready(
 fn load(wanted: &Wanted) -> Result<Library, String> {
     if let Some(path) = std::env::var_os(wanted.variable) {
         let path = Path::new(&path);
-        let library = open(path).map_err(|e| format!("{} names a file that does not load: {e}", wanted.variable))?;
+        let library =
+            open(path).map_err(|e| format!("{} names a file that does not load: {e}", wanted.variable))?;
         load_companions(path);
         return Ok(library);
     }
     let by_name = wanted.files.iter().map(PathBuf::from);
     let in_folders = folders().into_iter().flat_map(|folder| {
-        wanted.files.iter().map(move |file| folder.join(file)).filter(|path| path.is_file()).collect::<Vec<_>>()
+        wanted
+            .files
+            .iter()
+            .map(move |file| folder.join(file))
+            .filter(|path| path.is_file())
+            .collect::<Vec<_>>()
     });
     let mut last = String::new();
     for path in by_name.chain(in_folders) {
@@ -108,17 +124,21 @@ fn load(wanted: &Wanted) -> Result<Library, String> {
             Err(error) => last = error,
         }
     }
-    Err(format!("not on the loader's path, in CUDA_HOME, /usr/local/cuda*/lib64 or Python's nvidia folders ({last})"))
+    Err(format!(
+        "not on the loader's path, in CUDA_HOME, /usr/local/cuda*/lib64 or Python's nvidia folders ({last})"
+    ))
 }
 
 /// NVRTC asks for its built-in headers by name when it first compiles: those beside it are loaded, so that it finds
 /// them outside the loader's path too. Where they are missing, its own message says so.
 fn load_companions(path: &Path) {
-    for companion in path.parent().map(|folder| children(folder, "libnvrtc-builtins.so")).unwrap_or_default() {
-        if path.file_name().is_some_and(|name| name.to_string_lossy().contains("nvrtc")) {
-            if let Ok(library) = open(&companion) {
-                std::mem::forget(library);
-            }
+    if !path.file_name().is_some_and(|name| name.to_string_lossy().contains("nvrtc")) {
+        return;
+    }
+    for companion in path.parent().map(|folder| children(folder, "libnvrtc-builtins.so")).unwrap_or_default()
+    {
+        if let Ok(library) = open(&companion) {
+            std::mem::forget(library);
         }
     }
 }
@@ -129,7 +149,9 @@ fn open(path: &Path) -> Result<Library, String> {
     {
         use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
         // SAFETY: initialisers of NVIDIA's libraries run; that is what loading them means.
-        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map(Into::into).map_err(|e| e.to_string())
+        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
+            .map(Into::into)
+            .map_err(|e| e.to_string())
     }
     #[cfg(not(unix))]
     // SAFETY: as above.
@@ -144,7 +166,8 @@ fn folders() -> Vec<PathBuf> {
     }
     folders.extend(children("/usr/local", "cuda").into_iter().map(|home| home.join("lib64")));
     let mut sites: Vec<PathBuf> = Vec::new();
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let environments =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let roots = environments.chain(on_path("python3")).chain(["/usr".into(), "/usr/local".into()]);
     for root in roots {
         for python in children(root.join("lib"), "python3") {

@@ -59,7 +59,10 @@ impl Cuda {
             let mut version = 0;
             check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
             if version < DRIVER_VERSION {
-                return Err(DeviceError::DriverTooOld { found: dotted(version), needed: dotted(DRIVER_VERSION) });
+                return Err(DeviceError::DriverTooOld {
+                    found: dotted(version),
+                    needed: dotted(DRIVER_VERSION),
+                });
             }
             let mut count = 0;
             check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
