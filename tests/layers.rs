@@ -67,3 +67,14 @@ fn the_command_line_alone_knows_its_crates() {
         }
     }
 }
+
+#[test]
+fn devices_alone_know_their_libraries() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for file in sources(&root).iter().filter(|file| !file.starts_with(root.join("device"))) {
+        let text = fs::read_to_string(file).unwrap();
+        for name in ["cudarc::", "libloading::"] {
+            assert!(!text.contains(name), "{} uses {name}", file.display());
+        }
+    }
+}

@@ -137,6 +137,8 @@ impl Bench<'_> {
     fn push(&mut self, name: &str, value: f64, unit: &'static str) -> &mut Figure {
         let prefix = match self.params.backend {
             Backend::Host => "arrow.host",
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => "arrow",
         };
         let name = format!("{prefix}.{name}");
         self.figures.push(Figure { name, value, unit, floor: None, residual: None });

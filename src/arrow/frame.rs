@@ -12,6 +12,8 @@ use super::{Block, Path, Ridge, System, Telemetry, Vector};
 pub enum Backend {
     #[default]
     Host,
+    #[cfg(feature = "cuda")]
+    Cuda(super::cuda::CudaPool),
 }
 
 /// How a frame is built.
@@ -44,6 +46,8 @@ pub struct Frame {
 
 enum Kind {
     Host(Box<HostFrame>),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<super::cuda::Leased>),
 }
 
 /// What takes the place of an inverse.
@@ -117,6 +121,8 @@ pub enum FrameError {
     NonFinite { slab: &'static str, index: usize, value: f64 },
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
 }
 
 impl Frame {
@@ -135,6 +141,13 @@ impl Frame {
                 let frame = HostFrame::build(system, ridge, params.budget)?;
                 let built = Telemetry { frames: 1, factorisations: 2, ..Telemetry::default() };
                 (Kind::Host(Box::new(frame)), built)
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(pool) => {
+                let before = super::cuda::telemetry(pool.cuda());
+                let frame = pool.build(system, ridge, params.budget)?;
+                let built = Telemetry { frames: 1, ..super::cuda::telemetry(pool.cuda()) - before };
+                (Kind::Cuda(Box::new(frame)), built)
             }
         };
         Ok(Self { kind, ridge, shape: (system.unknowns(), system.border()), built })
@@ -160,6 +173,12 @@ impl Frame {
         }
         let (steps, mut telemetry) = match &mut self.kind {
             Kind::Host(frame) => (frame.solve_many(rhs), Telemetry::default()),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(frame) => {
+                let before = super::cuda::telemetry(frame.cuda());
+                let steps = frame.solve_many(rhs)?;
+                (steps, super::cuda::telemetry(frame.cuda()) - before)
+            }
         };
         telemetry.solves = rhs.len() as u64;
         Ok(Solutions { steps, about: self.about(), telemetry })
@@ -169,6 +188,8 @@ impl Frame {
     pub fn log_det(&self) -> f64 {
         match &self.kind {
             Kind::Host(frame) => frame.log_det(),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(frame) => frame.log_det(),
         }
     }
 
@@ -179,6 +200,8 @@ impl Frame {
     pub fn about(&self) -> About {
         match &self.kind {
             Kind::Host(frame) => frame.about(),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(frame) => frame.about(),
         }
     }
 

@@ -9,6 +9,7 @@
 //! | `residual` | how good a step is |
 //! | `frame` | built once, asked often; one variant a backend |
 //! | `host` · `rows` · `structured` · `condition` | the host's frame: elimination of rows or of a structured border |
+//! | `cuda` | the frame on an NVIDIA card, batches and sweeps there |
 //! | `memory` · `telemetry` | what a frame will take, and what a result did take |
 //! | `newton` · `step` · `quadratic` | the loop, its trust region, its simplest problem |
 //! | `outer` | many gradients over one frame |
@@ -24,6 +25,8 @@ mod border;
 pub mod bundle;
 mod condition;
 mod cross;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod file;
 pub mod fixtures;
 mod frame;

@@ -1,4 +1,4 @@
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Sub};
 
 use serde::Serialize;
 
@@ -53,5 +53,23 @@ impl AddAssign for Telemetry {
         self.launches += other.launches;
         self.handles += other.handles;
         self.contexts += other.contexts;
+    }
+}
+
+impl Sub for Telemetry {
+    type Output = Self;
+
+    /// What was counted since `earlier`.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            frames: self.frames - earlier.frames,
+            solves: self.solves - earlier.solves,
+            factorisations: self.factorisations - earlier.factorisations,
+            bytes_up: self.bytes_up - earlier.bytes_up,
+            bytes_down: self.bytes_down - earlier.bytes_down,
+            launches: self.launches - earlier.launches,
+            handles: self.handles - earlier.handles,
+            contexts: self.contexts - earlier.contexts,
+        }
     }
 }

@@ -1,4 +1,5 @@
 use lapidary::arrow::Backend;
+use lapidary::device::{Device, DevicePolicy, select};
 use miette::{Result, miette};
 
 /// Where the work is done.
@@ -16,13 +17,19 @@ pub enum DeviceChoice {
 impl DeviceChoice {
     /// The backend of arrow systems. A named device never falls back to another.
     pub fn arrow_backend(self) -> Result<Backend> {
-        match self {
-            Self::Auto => {
-                eprintln!("device: host (this build has no other)");
-                Ok(Backend::Host)
-            }
-            Self::Host => Ok(Backend::Host),
-            Self::Cuda => Err(miette!("this build has no CUDA device; use --device host or auto")),
+        let policy = match self {
+            Self::Auto => DevicePolicy::Auto,
+            Self::Host => DevicePolicy::Host,
+            Self::Cuda => DevicePolicy::Cuda,
+        };
+        let selection = select(policy).map_err(|error| miette!("{error}"))?;
+        if self == Self::Auto {
+            eprintln!("device: {}", selection.reason);
         }
+        Ok(match selection.device {
+            Device::Host => Backend::Host,
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => Backend::Cuda(cuda.into()),
+        })
     }
 }

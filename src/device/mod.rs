@@ -1,7 +1,18 @@
-//! Memory: where bytes live, on the heap, in a mapped file, and on disk for good. Knows no algorithm.
+//! Devices: where bytes live and where work runs. Knows no algorithm.
+//!
+//! The host is always there; [`cuda`] finds NVIDIA's libraries when the program runs, and what is missing is a typed
+//! [`DeviceError`]. [`select`] opens the one device that a [`DevicePolicy`] names.
 
 mod bytes;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod durable;
+mod error;
+mod policy;
+mod telemetry;
 
 pub use bytes::Bytes;
 pub use durable::{sync_folder, write_durably};
+pub use error::DeviceError;
+pub use policy::{Device, DevicePolicy, Selection, select};
+pub use telemetry::Telemetry;

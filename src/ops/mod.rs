@@ -4,6 +4,10 @@
 //! [`log_softmax`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
 //! The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
+#[cfg(feature = "cuda")]
+pub mod arrow_batch;
+#[cfg(feature = "cuda")]
+pub mod arrow_solve;
 pub mod attention;
 pub mod cholesky;
 pub mod column_search;
@@ -17,8 +21,12 @@ pub mod polar;
 pub mod rank_one;
 pub mod rms_norm;
 pub mod rope;
+#[cfg(feature = "cuda")]
+pub mod row_factor;
 pub mod row_flips;
 pub mod sign_matvec;
+#[cfg(feature = "cuda")]
+pub mod spd_inverse;
 pub mod spd_solve;
 pub mod splitmix;
 pub mod swiglu;
@@ -26,3 +34,11 @@ pub mod syrk;
 pub mod triangular;
 
 pub use dtype::Dtype;
+
+/// Every kernel source, with constants as they are used: what a compiler without a card can check.
+#[cfg(feature = "cuda")]
+pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
+    let rows = [1, 2, 3, 16].into_iter().flat_map(|dim| [row_factor::source(dim), arrow_solve::source(dim)]);
+    let batches = (1..=arrow_batch::LARGEST_DIM).map(arrow_batch::source);
+    rows.chain(batches).chain([spd_inverse::source(spd_inverse::LEAF)]).collect()
+}

@@ -42,3 +42,28 @@ fn found(path: PathBuf, name: &str) -> Option<PathBuf> {
 pub fn tiny(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny").join(file)
 }
+
+/// Whether NVRTC is there (`LAPIDARY_NVRTC`, or the usual places). Required as `nvrtc`.
+#[cfg(feature = "cuda")]
+pub fn nvrtc() -> bool {
+    works(lapidary::device::cuda::nvrtc_version(), "nvrtc").is_some()
+}
+
+/// The first CUDA card. Required as `cuda`.
+#[cfg(feature = "cuda")]
+pub fn cuda() -> Option<lapidary::device::cuda::Cuda> {
+    works(lapidary::device::cuda::Cuda::open(0), "cuda")
+}
+
+#[cfg(feature = "cuda")]
+fn works<T>(found: Result<T, lapidary::device::DeviceError>, name: &str) -> Option<T> {
+    match found {
+        Ok(thing) => Some(thing),
+        Err(error) => {
+            let required = std::env::var("LAPIDARY_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|r| r.trim() == name), "{name} is required, but {error}");
+            println!("not run: {error}");
+            None
+        }
+    }
+}

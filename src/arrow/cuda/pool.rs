@@ -1,0 +1,110 @@
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{CudaFrame, Layout, Tuning};
+use crate::arrow::frame::FrameError;
+use crate::arrow::{Budget, Ridge, System};
+use crate::device::cuda::Cuda;
+
+/// Most frames that are kept idle: as many as lanes pay on one card.
+const MOST_IDLE: usize = 8;
+
+/// A card and the frames on it that nobody uses now. They keep their streams, handles and buffers warm for the next
+/// system of their shape: a Newton loop or a sweep allocates once. Clones share the frames.
+#[derive(Clone)]
+pub struct CudaPool {
+    cuda: Cuda,
+    idle: Arc<Mutex<Vec<CudaFrame>>>,
+}
+
+/// A frame on loan; it goes back to its pool when dropped.
+pub(in crate::arrow) struct Leased {
+    frame: ManuallyDrop<CudaFrame>,
+    pool: CudaPool,
+}
+
+impl CudaPool {
+    pub fn new(cuda: Cuda) -> Self {
+        Self { cuda, idle: Arc::default() }
+    }
+
+    pub fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+
+    /// A factored frame of a system, its slabs sent from the host; a factored cross or a structured border is sent
+    /// dense.
+    pub(in crate::arrow) fn build(
+        &self,
+        system: &System,
+        ridge: Ridge,
+        budget: Budget,
+    ) -> Result<Leased, FrameError> {
+        let layout = Layout::new(system.offsets().to_vec(), system.border());
+        let mut frame = match self.take(&layout) {
+            Some(frame) => frame,
+            None => self.make(layout, budget)?,
+        };
+        let built = frame.factor_system(system, ridge);
+        let leased = Leased { frame: ManuallyDrop::new(frame), pool: self.clone() };
+        built.map(|()| leased)
+    }
+
+    /// Idle frames of other shapes give way where memory is short.
+    fn make(&self, layout: Layout, budget: Budget) -> Result<CudaFrame, FrameError> {
+        match CudaFrame::new(&self.cuda, layout.clone(), Tuning::default(), budget) {
+            Err(FrameError::Memory(_)) if !self.frames().is_empty() => {
+                self.frames().clear();
+                CudaFrame::new(&self.cuda, layout, Tuning::default(), budget)
+            }
+            made => made,
+        }
+    }
+
+    fn take(&self, layout: &Layout) -> Option<CudaFrame> {
+        let mut idle = self.frames();
+        let at = idle.iter().position(|frame| frame.layout() == layout)?;
+        Some(idle.swap_remove(at))
+    }
+
+    fn frames(&self) -> MutexGuard<'_, Vec<CudaFrame>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<Cuda> for CudaPool {
+    fn from(cuda: Cuda) -> Self {
+        Self::new(cuda)
+    }
+}
+
+impl std::fmt::Debug for CudaPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CudaPool({:?}, {} idle)", self.cuda, self.frames().len())
+    }
+}
+
+impl std::ops::Deref for Leased {
+    type Target = CudaFrame;
+
+    fn deref(&self) -> &CudaFrame {
+        &self.frame
+    }
+}
+
+impl std::ops::DerefMut for Leased {
+    fn deref_mut(&mut self) -> &mut CudaFrame {
+        &mut self.frame
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here; nobody sees `self` afterwards.
+        let frame = unsafe { ManuallyDrop::take(&mut self.frame) };
+        let mut idle = self.pool.frames();
+        if idle.len() < MOST_IDLE {
+            idle.push(frame);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+use std::ffi::c_int;
+use std::sync::atomic::Ordering::Relaxed;
+
+use cudarc::cublas::sys;
+
+use super::{Buffer, Cuda, Stream, library};
+use crate::device::DeviceError;
+
+/// Workspace of every handle, in bytes: what cuBLAS advises for Hopper. Fixed, so that captured graphs and results do
+/// not depend on what else runs.
+const WORKSPACE: usize = 32 << 20;
+
+/// Plain or transposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    None,
+    Transposed,
+}
+
+/// The triangle of a column-major matrix that a call reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Triangle {
+    Lower,
+    Upper,
+}
+
+/// cuBLAS on one stream, in f64. Matrices are column-major: (address, leading dimension).
+///
+/// Lengths are the caller's to get right: these are thin wrappers, `unsafe` for that reason.
+pub struct Blas {
+    handle: sys::cublasHandle_t,
+    cuda: Cuda,
+    /// The one scratch of this handle, kept alive for it.
+    _workspace: Buffer<u8>,
+}
+
+// SAFETY: a handle may move between threads; `&self` calls from two at once are excluded by `!Sync`.
+unsafe impl Send for Blas {}
+
+/// An operand: address of the first element and leading dimension.
+pub type Matrix = (u64, usize);
+
+impl Blas {
+    pub fn new(stream: &Stream) -> Result<Self, DeviceError> {
+        library::cublas()?;
+        let cuda = stream.cuda();
+        cuda.bind()?;
+        let workspace = Buffer::<u8>::new(cuda, WORKSPACE)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the library is there; the stream and the workspace live as long as the handle is used.
+        unsafe {
+            check("cublasCreate", sys::cublasCreate_v2(&mut handle))?;
+            cuda.counters().handles.fetch_add(1, Relaxed);
+            let blas = Self { handle, cuda: cuda.clone(), _workspace: workspace };
+            check("cublasSetStream", sys::cublasSetStream_v2(handle, stream.raw().cast()))?;
+            let address = blas._workspace.address() as *mut std::ffi::c_void;
+            check("cublasSetWorkspace", sys::cublasSetWorkspace_v2(handle, address, WORKSPACE))?;
+            let never = sys::cublasAtomicsMode_t::CUBLAS_ATOMICS_NOT_ALLOWED;
+            check("cublasSetAtomicsMode", sys::cublasSetAtomicsMode(handle, never))?;
+            Ok(blas)
+        }
+    }
+
+    /// `C ← α·op(A)·op(B) + β·C`, with `shape` = (rows of C, columns of C, inner length).
+    ///
+    /// # Safety
+    /// The operands cover what the shape says.
+    pub unsafe fn gemm(
+        &self,
+        (op_a, op_b): (Op, Op),
+        (m, n, k): (usize, usize, usize),
+        (alpha, beta): (f64, f64),
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        // SAFETY: the caller vouches for the operands; scalars are read before the call returns.
+        check("cublasDgemm", unsafe {
+            sys::cublasDgemm_v2(
+                self.handle,
+                op(op_a),
+                op(op_b),
+                m as c_int,
+                n as c_int,
+                k as c_int,
+                &alpha,
+                a.0 as *const f64,
+                a.1 as c_int,
+                b.0 as *const f64,
+                b.1 as c_int,
+                &beta,
+                c.0 as *mut f64,
+                c.1 as c_int,
+            )
+        })
+    }
+
+    /// One triangle of `C ← α·op(A)·op(A)ᵀ + β·C`, with `shape` = (order of C, inner length).
+    ///
+    /// # Safety
+    /// The operands cover what the shape says.
+    pub unsafe fn syrk(
+        &self,
+        triangle: Triangle,
+        op_a: Op,
+        (n, k): (usize, usize),
+        (alpha, beta): (f64, f64),
+        a: Matrix,
+        c: Matrix,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        // SAFETY: as for `gemm`.
+        check("cublasDsyrk", unsafe {
+            sys::cublasDsyrk_v2(
+                self.handle,
+                fill(triangle),
+                op(op_a),
+                n as c_int,
+                k as c_int,
+                &alpha,
+                a.0 as *const f64,
+                a.1 as c_int,
+                &beta,
+                c.0 as *mut f64,
+                c.1 as c_int,
+            )
+        })
+    }
+
+    /// `X ← op(T)⁻¹·X` for a triangular T of order `n` and `columns` right-hand sides.
+    ///
+    /// # Safety
+    /// The operands cover what the sizes say.
+    pub unsafe fn trsm(
+        &self,
+        triangle: Triangle,
+        op_t: Op,
+        (n, columns): (usize, usize),
+        t: Matrix,
+        x: Matrix,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        // SAFETY: as for `gemm`.
+        check("cublasDtrsm", unsafe {
+            sys::cublasDtrsm_v2(
+                self.handle,
+                sys::cublasSideMode_t::CUBLAS_SIDE_LEFT,
+                fill(triangle),
+                op(op_t),
+                sys::cublasDiagType_t::CUBLAS_DIAG_NON_UNIT,
+                n as c_int,
+                columns as c_int,
+                &1.0,
+                t.0 as *const f64,
+                t.1 as c_int,
+                x.0 as *mut f64,
+                x.1 as c_int,
+            )
+        })
+    }
+
+    /// `y ← α·A·x + β·y` for a symmetric A of order `n`, of which one triangle is read.
+    ///
+    /// # Safety
+    /// The operands cover what the sizes say.
+    pub unsafe fn symv(
+        &self,
+        triangle: Triangle,
+        n: usize,
+        (alpha, beta): (f64, f64),
+        a: Matrix,
+        x: u64,
+        y: u64,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        // SAFETY: as for `gemm`.
+        check("cublasDsymv", unsafe {
+            sys::cublasDsymv_v2(
+                self.handle,
+                fill(triangle),
+                n as c_int,
+                &alpha,
+                a.0 as *const f64,
+                a.1 as c_int,
+                x as *const f64,
+                1,
+                &beta,
+                y as *mut f64,
+                1,
+            )
+        })
+    }
+
+    fn count(&self) -> Result<(), DeviceError> {
+        self.cuda.counters().launches.fetch_add(1, Relaxed);
+        self.cuda.bind()
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        if self.cuda.bind().is_ok() {
+            // SAFETY: created in `new`, destroyed once.
+            unsafe { sys::cublasDestroy_v2(self.handle) };
+        }
+    }
+}
+
+fn op(op: Op) -> sys::cublasOperation_t {
+    match op {
+        Op::None => sys::cublasOperation_t::CUBLAS_OP_N,
+        Op::Transposed => sys::cublasOperation_t::CUBLAS_OP_T,
+    }
+}
+
+fn fill(triangle: Triangle) -> sys::cublasFillMode_t {
+    match triangle {
+        Triangle::Lower => sys::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER,
+        Triangle::Upper => sys::cublasFillMode_t::CUBLAS_FILL_MODE_UPPER,
+    }
+}
+
+fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), DeviceError> {
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(DeviceError::Call { call, code: format!("{status:?}"), text: "reported by cuBLAS".to_owned() })
+}

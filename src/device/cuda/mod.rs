@@ -1,0 +1,223 @@
+//! NVIDIA cards through their driver, NVRTC, cuBLAS and cuSOLVER. The libraries are found when the program runs.
+
+mod blas;
+mod buffer;
+mod graph;
+mod kernel;
+mod library;
+mod solver;
+mod stream;
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys;
+
+use super::telemetry::Counters;
+use super::{DeviceError, Telemetry};
+
+pub use blas::{Blas, Matrix, Op, Triangle};
+pub use buffer::{Buffer, Pinned, Registered};
+pub use graph::Graph;
+pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version};
+pub use solver::Solver;
+pub use stream::{Event, Stream};
+
+/// The oldest driver that the bindings know: CUDA 13.0.
+const DRIVER_VERSION: c_int = 13_000;
+
+/// One card, opened. Clones share the context, the kernels that were loaded and the counters.
+#[derive(Clone)]
+pub struct Cuda(Arc<Context>);
+
+struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    name: String,
+    arch: u32,
+    multiprocessors: u32,
+    counters: Counters,
+    modules: Mutex<HashMap<String, Arc<kernel::Module>>>,
+}
+
+// SAFETY: the driver's handles may be used from every thread; each use binds the context to its thread first.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Cuda {
+    /// Opens the card of this number.
+    ///
+    /// Errors: no driver, a driver that is too old or broken, no such card.
+    pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
+        library::driver()?;
+        // SAFETY: the library and its functions are there; all pointers are to live locals.
+        unsafe {
+            check("cuInit", sys::cuInit(0))?;
+            let mut version = 0;
+            check("cuDriverGetVersion", sys::cuDriverGetVersion(&mut version))?;
+            if version < DRIVER_VERSION {
+                return Err(DeviceError::DriverTooOld {
+                    found: dotted(version),
+                    needed: dotted(DRIVER_VERSION),
+                });
+            }
+            let mut count = 0;
+            check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
+            if ordinal as c_int >= count {
+                return Err(DeviceError::NoCard);
+            }
+            let mut device = 0;
+            check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as c_int))?;
+            // A host thread that waits spins: waking it up would cost more than a whole solve.
+            let spin = sys::CUctx_flags_enum::CU_CTX_SCHED_SPIN as u32;
+            check("cuDevicePrimaryCtxSetFlags", sys::cuDevicePrimaryCtxSetFlags_v2(device, spin))?;
+            let mut context = std::ptr::null_mut();
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            use sys::CUdevice_attribute_enum as Attribute;
+            let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+            let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+            let cuda = Self(Arc::new(Context {
+                device,
+                context,
+                name: device_name(device)?,
+                arch: major * 10 + minor,
+                multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+                counters: Counters::default(),
+                modules: Mutex::default(),
+            }));
+            cuda.0.counters.contexts.fetch_add(1, Relaxed);
+            cuda.bind()?;
+            Ok(cuda)
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Compute capability times ten: 90 for Hopper.
+    pub fn arch(&self) -> u32 {
+        self.0.arch
+    }
+
+    pub fn multiprocessors(&self) -> u32 {
+        self.0.multiprocessors
+    }
+
+    pub fn telemetry(&self) -> Telemetry {
+        self.0.counters.read()
+    }
+
+    /// Counts one factorisation or inversion of a border.
+    pub fn count_factorisation(&self) {
+        self.0.counters.factorisations.fetch_add(1, Relaxed);
+    }
+
+    /// Counts bytes that kernels read from and wrote to pinned memory themselves.
+    pub fn count_transfer(&self, up: usize, down: usize) {
+        self.0.counters.bytes_up.fetch_add(up as u64, Relaxed);
+        self.0.counters.bytes_down.fetch_add(down as u64, Relaxed);
+    }
+
+    /// Bytes of device memory that are free now.
+    pub fn free_memory(&self) -> Result<u64, DeviceError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: pointers to live locals.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free as u64)
+    }
+
+    /// Refuses `what` when its predicted memory in bytes is more than what is free; allocates nothing.
+    pub fn admit(&self, what: &str, bytes: u64) -> Result<(), DeviceError> {
+        let free = self.free_memory()?;
+        if bytes > free { Err(DeviceError::memory(what, bytes, free)) } else { Ok(()) }
+    }
+
+    /// Makes this card's context the current one of the calling thread.
+    fn bind(&self) -> Result<(), DeviceError> {
+        // SAFETY: the context lives as long as `self`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0.context) })
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let modules = std::mem::take(&mut *self.modules.lock().unwrap_or_else(|e| e.into_inner()));
+        drop(modules);
+        // SAFETY: retained once in `open`. A failure here has nobody left to tell.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+impl std::fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cuda({}, sm_{})", self.0.name, self.0.arch)
+    }
+}
+
+fn dotted(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<u32, DeviceError> {
+    let mut value = 0;
+    // SAFETY: a pointer to a live local.
+    check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
+    Ok(value as u32)
+}
+
+fn device_name(device: sys::CUdevice) -> Result<String, DeviceError> {
+    let mut name = [0 as c_char; 256];
+    // SAFETY: the driver writes at most 256 bytes and ends them with zero.
+    unsafe {
+        check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), 256, device))?;
+        Ok(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
+    }
+}
+
+/// An error of the driver as a typed one; those after which a context is dead are [`DeviceError::Lost`].
+fn check(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
+    use sys::CUresult::*;
+    if result == CUDA_SUCCESS {
+        return Ok(());
+    }
+    let (code, text) = (format!("{result:?}"), description(result));
+    let lost = matches!(
+        result,
+        CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_SYSTEM_NOT_READY
+    );
+    Err(if lost { DeviceError::Lost { call, code, text } } else { DeviceError::Call { call, code, text } })
+}
+
+fn description(result: sys::CUresult) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: the driver hands out a static string, or leaves the pointer null.
+    unsafe {
+        sys::cuGetErrorString(result, &mut text);
+        if text.is_null() {
+            "no description".to_owned()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    }
+}

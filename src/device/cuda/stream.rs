@@ -1,0 +1,128 @@
+use cudarc::driver::sys;
+
+use super::{Cuda, Graph, check};
+use crate::device::DeviceError;
+
+/// A queue of work on a card: what is queued runs in order.
+pub struct Stream {
+    raw: sys::CUstream,
+    cuda: Cuda,
+}
+
+// SAFETY: a stream may be used from every thread; each use binds the context first.
+unsafe impl Send for Stream {}
+// SAFETY: the driver locks a stream itself.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub fn new(cuda: &Cuda) -> Result<Self, DeviceError> {
+        cuda.bind()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a pointer to a live local.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        Ok(Self { raw, cuda: cuda.clone() })
+    }
+
+    pub fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+
+    /// Waits until everything queued so far is done. Errors of earlier kernels appear here.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        self.cuda.bind()?;
+        // SAFETY: the stream is alive.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Lets what is queued here later wait for what `event` marks.
+    pub fn wait_for(&self, event: &Event) -> Result<(), DeviceError> {
+        self.cuda.bind()?;
+        // SAFETY: both are alive.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
+    /// Records what `queue` puts on this stream, without running it, as a graph that is replayed with one launch.
+    pub fn capture(&self, queue: impl FnOnce() -> Result<(), DeviceError>) -> Result<Graph, DeviceError> {
+        self.cuda.bind()?;
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let before = self.cuda.telemetry();
+        // SAFETY: the stream is alive; the graph that capture ends with is taken over by `Graph`, also after an error.
+        unsafe {
+            check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw, mode))?;
+            let queued = queue();
+            let mut graph = std::ptr::null_mut();
+            let ended = check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw, &mut graph));
+            let graph = ended.and_then(|()| Graph::new(&self.cuda, graph, self.cuda.telemetry() - before));
+            queued.and(graph)
+        }
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.cuda.bind().is_ok() {
+            // SAFETY: created in `new`, destroyed once; work still queued is finished first.
+            unsafe {
+                sys::cuStreamSynchronize(self.raw);
+                sys::cuStreamDestroy_v2(self.raw);
+            }
+        }
+    }
+}
+
+/// A mark on a stream, with the time at which it was passed.
+pub struct Event {
+    raw: sys::CUevent,
+    cuda: Cuda,
+}
+
+// SAFETY: as for `Stream`.
+unsafe impl Send for Event {}
+// SAFETY: as for `Stream`.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub fn new(cuda: &Cuda) -> Result<Self, DeviceError> {
+        cuda.bind()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a pointer to a live local.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, 0) })?;
+        Ok(Self { raw, cuda: cuda.clone() })
+    }
+
+    /// Marks the end of what is queued on `stream` so far.
+    pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.cuda.bind()?;
+        // SAFETY: both are alive.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
+    }
+
+    /// Milliseconds of device time from `earlier` to this event; waits for this one.
+    pub fn milliseconds_since(&self, earlier: &Event) -> Result<f32, DeviceError> {
+        self.cuda.bind()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both are alive; a pointer to a live local.
+        unsafe {
+            check("cuEventSynchronize", sys::cuEventSynchronize(self.raw))?;
+            check(
+                "cuEventElapsedTime",
+                sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw),
+            )?;
+        }
+        Ok(milliseconds)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.cuda.bind().is_ok() {
+            // SAFETY: created in `new`, destroyed once.
+            unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}
