@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     fn path(size: f64) -> Path {
-        let sign = |k: usize| if k % 3 == 0 { -1.0 } else { 1.0 };
+        let sign = |k: usize| if k.is_multiple_of(3) { -1.0 } else { 1.0 };
         Path {
             h: (0..9).map(|i| 1.0 + 0.1 * i as f64).collect(),
             u: Mat::from_fn(9, 8, |i, k| sign(i + k)),
