@@ -18,7 +18,7 @@ pub struct LayerCache {
 }
 
 impl Cache {
-    /// An empty cache with room for `capacity` positions (at most [`MOST_RESERVED`]); it grows when more come.
+    /// An empty cache with room for `capacity` positions (memory for 4,096 at most); it grows when more come.
     pub fn new(config: &Config, capacity: usize) -> Self {
         let kv_width = config.kv_heads * config.head_dim;
         let numbers = capacity.min(config.max_positions).min(MOST_RESERVED) * kv_width;
