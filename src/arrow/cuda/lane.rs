@@ -3,7 +3,7 @@ use crate::arrow::Budget;
 use crate::arrow::frame::FrameError;
 use crate::device::cuda::Cuda;
 
-/// One lane of a [`sweep`](crate::arrow::sweep) on a card: its own streams, handles and buffers, kept warm for every
+/// One lane of a [`sweep`](crate::arrow::sweep()) on a card: its own streams, handles and buffers, kept warm for every
 /// shape that it has met. Results depend on the fit alone: no kernel and no library call looks at what else runs.
 pub struct Lane {
     cuda: Cuda,
