@@ -1,3 +1,4 @@
+#[cfg(feature = "cuda")]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What a device was asked to do: a reading of its counters, or the difference of two.
@@ -33,6 +34,7 @@ impl std::ops::Sub for Telemetry {
 }
 
 /// The running counters of one device, shared by its streams.
+#[cfg(feature = "cuda")]
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub bytes_up: AtomicU64,
@@ -43,6 +45,7 @@ pub(crate) struct Counters {
     pub contexts: AtomicU64,
 }
 
+#[cfg(feature = "cuda")]
 impl Counters {
     pub fn read(&self) -> Telemetry {
         Telemetry {

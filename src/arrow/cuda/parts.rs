@@ -103,7 +103,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { leaf: LEAF, kept_bytes: 24 << 20, panels: 4, reducers: 4 }
+        Self { leaf: LEAF, kept_bytes: 24 << 20, panels: 4, reducers: 3 }
     }
 }
 
