@@ -44,6 +44,17 @@ fn lapidary() -> Command {
     Command::new(env!("CARGO_BIN_EXE_lapidary"))
 }
 
+/// The command under a limit on file sizes, which stands for a full disk: a write fails in the middle of a file.
+/// 300 blocks of 512 bytes are above every payload, below the residual stream and the model.
+#[cfg(unix)]
+fn limited(pack: &Command) -> Command {
+    let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
+    let program = pack.get_program().to_str().unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {}", words.join(" "))]);
+    command
+}
+
 #[track_caller]
 fn success(mut command: Command) -> String {
     let output = command.output().unwrap();
@@ -191,25 +202,12 @@ fn a_foreign_or_finished_journal_is_refused() {
     assert!(failure(folder.pack("out", &["--resume"])).contains("exists already"));
 }
 
-/// A limit on file sizes stands for a full disk: the write fails in the middle of a file.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_a_journal_that_resumes() {
     let folder = Folder::new();
     success(folder.pack("whole", &[]));
-    let limited = |more: &str| {
-        let mut command = Command::new("sh");
-        let pack = folder.pack("out", &[]);
-        let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
-        let program = pack.get_program().to_str().unwrap();
-        // In blocks of 512 bytes: above every payload, below the residual stream and the model.
-        command.args([
-            "-c",
-            &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {} {more}", words.join(" ")),
-        ]);
-        command
-    };
-    let message = failure(limited(""));
+    let message = failure(limited(&folder.pack("out", &[])));
     assert!(message.contains("what was finished is safe"), "{message}");
     let partial = folder.path("out.partial");
     assert!(records(&partial) >= 8);
@@ -219,20 +217,12 @@ fn a_full_disk_leaves_a_journal_that_resumes() {
     assert_same_files(&folder.path("whole"), &folder.path("out"));
 }
 
+#[cfg(unix)]
 #[test]
 fn a_journal_is_never_lost_or_mixed_up() {
     let folder = Folder::new();
-    // Interrupted by its file size limit, after some tensors are kept.
-    let interrupt = |output: &str| {
-        let pack = folder.pack(output, &["--recipe", "dual-svid"]);
-        let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
-        let program = pack.get_program().to_str().unwrap();
-        let mut command = Command::new("sh");
-        command.args(["-c", &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {}", words.join(" "))]);
-        failure(command);
-    };
     let resume = |output: &str| folder.pack(output, &["--recipe", "dual-svid", "--resume"]);
-    interrupt("out");
+    failure(limited(&folder.pack("out", &["--recipe", "dual-svid"])));
     let (out, partial) = (folder.path("out"), folder.path("out.partial"));
     let kept = records(&partial);
     assert!(kept >= 8);
@@ -242,12 +232,9 @@ fn a_journal_is_never_lost_or_mixed_up() {
     assert!(failure(resume("out")).contains("exists already"));
     assert_eq!(records(&partial), kept);
     fs::remove_dir(&out).unwrap();
-    #[cfg(unix)]
-    {
-        std::os::unix::fs::symlink("nowhere", &out).unwrap();
-        assert!(failure(folder.pack("out", &["--recipe", "dual-svid"])).contains("exists already"));
-        fs::remove_file(&out).unwrap();
-    }
+    std::os::unix::fs::symlink("nowhere", &out).unwrap();
+    assert!(failure(folder.pack("out", &["--recipe", "dual-svid"])).contains("exists already"));
+    fs::remove_file(&out).unwrap();
     // Another run in the same journal.
     let lock = fs::File::open(partial.join("lock")).unwrap();
     lock.try_lock().unwrap();
@@ -312,8 +299,10 @@ fn verify_checks_what_packing_json_says() {
     };
     verify("[]");
     type Edit = fn(&mut Value);
-    let edits: [(Edit, &str); 4] = [
+    let edits: [(Edit, &str); 6] = [
         (|v| v["files"] = serde_json::json!({}), "model.safetensors: packing.json has no checksum"),
+        (|v| v["files"]["/dev/zero"] = "0".into(), "/dev/zero: there is no such file"),
+        (|v| v["tensors"][0]["shape"] = serde_json::json!([u64::MAX, 2]), "config.json"),
         (|v| v["tensors"][0]["rank"] = 16.into(), "rank and bits a weight"),
         (|v| v["totals"]["body_bits"] = 0.5.into(), "totals are not the sums"),
         (|v| v["tensors"][3]["name"] = "model.layers.0.mlp.up_proj".into(), "lists it twice"),
@@ -330,7 +319,7 @@ fn verify_checks_what_packing_json_says() {
     fs::write(&model, &bytes[..bytes.len() / 2]).unwrap();
     verify("model.safetensors: its SHA-256");
     fs::remove_file(&model).unwrap();
-    verify("model.safetensors: cannot be read");
+    verify("model.safetensors: there is no such file");
     assert!(
         failure({
             let mut command = lapidary();

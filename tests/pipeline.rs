@@ -141,7 +141,7 @@ fn bad_weights_and_activations_are_named() {
     let mut model = Model::new(|config| config.tied = false);
     model.tensor("lm_head.weight")[48 * 2 + 1] = 1e5;
     let error = model.pack().unwrap_err().to_string();
-    assert!(error.contains("row 2, column 1") && error.contains("bfloat16"), "{error}");
+    assert!(error.contains("row 2, column 1") && error.contains("BF16"), "{error}");
     assert!(!Journal::folder_of(&model.output()).exists());
     // Finite weights, overflowing activations.
     let mut model = Model::new(|_| ());

@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use lapidary::model::{Checkpoint, Tokenizer};
@@ -59,10 +58,8 @@ fn smollm2_counts_the_tokens_of_whole_files() {
     for (name, count) in
         [("wikitext2-valid.txt", 273_868), ("wikitext2-test.txt", 312_144), ("shakespeare.txt", 341_094)]
     {
-        let Ok(text) = std::fs::read_to_string(data().join("text").join(name)) else {
-            eprintln!("not run: {name} is not in {} (set LAPIDARY_DATA)", data().display());
-            continue;
-        };
+        let Some(file) = common::data(&format!("text/{name}")) else { continue };
+        let text = std::fs::read_to_string(file).unwrap();
         let start = Instant::now();
         let ids = tokenizer.encode(&text).unwrap();
         let seconds = start.elapsed().as_secs_f64();
@@ -71,10 +68,4 @@ fn smollm2_counts_the_tokens_of_whole_files() {
         assert!(json.encode(&text).unwrap() == ids, "{name}: tokenizer.json gives other ids");
         assert!(tokenizer.decode(&ids).unwrap() == text, "{name}: decoding does not give the text back");
     }
-}
-
-/// The folder of texts: `LAPIDARY_DATA`, or the one beside the repository.
-fn data() -> PathBuf {
-    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
-    std::env::var_os("LAPIDARY_DATA").map_or_else(beside, PathBuf::from)
 }

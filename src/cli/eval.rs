@@ -39,12 +39,25 @@ pub fn run(args: Args) -> Result<ExitCode> {
         return Err(miette!("name a text to measure on with --text"));
     }
     let (checkpoint, model) = open(&args.model)?;
-    let original = args.against.as_deref().map(open).transpose()?.map(|(_, decoder)| decoder);
+    let tokenizer = checkpoint.tokenizer().into_diagnostic()?;
+    let original = match args.against.as_deref().map(open).transpose()? {
+        Some((source, _)) if source.tokenizer().into_diagnostic()?.vocabulary() != tokenizer.vocabulary() => {
+            return Err(miette!(
+                "the two models have different vocabularies: their predictions cannot be compared"
+            ));
+        }
+        other => other.map(|(_, decoder)| decoder),
+    };
     let text = Text::read(&args.texts.files).into_diagnostic()?;
     let config = checkpoint.config();
-    let bos = config.bos.filter(|_| config.add_bos);
-    let tokenizer = checkpoint.tokenizer().into_diagnostic()?;
+    let bos = config.start_token();
     let room = config.max_positions - usize::from(bos.is_some());
+    if room < 2 {
+        return Err(miette!(
+            "the model's context of {} positions has no room for a window of 2 tokens",
+            config.max_positions
+        ));
+    }
     let window = args.window.map_or(room.min(USUAL_WINDOW), |tokens| tokens as usize);
     if window > room {
         return Err(miette!("--window {window} is longer than the model's context of {room} tokens"));

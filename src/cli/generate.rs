@@ -59,7 +59,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// The prompt behind the start token that the model asks for; never empty, with room for one more token.
 fn prompt_tokens(checkpoint: &Checkpoint, tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
     let config = checkpoint.config();
-    let mut tokens: Vec<u32> = config.bos.filter(|_| config.add_bos).into_iter().collect();
+    let mut tokens: Vec<u32> = config.start_token().into_iter().collect();
     tokens.extend(tokenizer.encode(prompt).into_diagnostic()?);
     if tokens.is_empty() {
         tokens.extend(config.eos.first().or(config.bos.as_ref()));
@@ -100,7 +100,8 @@ fn continue_text(
     let prefill_rate = prompt.len() as f64 / began.elapsed().as_secs_f64();
     let mut stream = tokenizer.stream();
     let (began, mut written) = (Instant::now(), 0);
-    let mut ended = "the limit is reached (-n)";
+    let full = most < max_tokens;
+    let mut ended = if full { "the context is full" } else { "the limit is reached (-n)" };
     while written < most {
         let token = sampler.next(&logits);
         if config.eos.contains(&token) {
@@ -119,5 +120,5 @@ fn continue_text(
         write_out(&piece)?;
     }
     let rate = written as f64 / began.elapsed().as_secs_f64();
-    Ok(Finished { prefill_rate, written, rate, ended, full: written == most && most < max_tokens })
+    Ok(Finished { prefill_rate, written, rate, ended, full: full && written == most })
 }

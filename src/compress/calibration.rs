@@ -111,15 +111,14 @@ pub struct ActivationError {
 /// block (all positions x width) and stays as it is.
 pub fn capture_grams(
     block: &Block,
-    layer: usize,
     calibration: &Calibration,
     hidden: &[f32],
 ) -> Result<[Grams; 4], ActivationError> {
     let width = hidden.len() / calibration.windows.tokens().len();
     let window = calibration.windows.positions * width;
     let (fit, heldout) = hidden.split_at(calibration.fit * window);
-    let collect = |part: &[f32]| {
-        let mut sums = SiteSums { layer, sums: Site::ALL.map(|_| None), rows: 0, bad: None };
+    let collect = |part: &[f32], first: usize| {
+        let mut sums = SiteSums { sums: Site::ALL.map(|_| None), rows: first, bad: None };
         for batch in part.chunks(batch_len(window, width)) {
             let mut x = batch.to_vec();
             block.forward(&mut x, Context::Windows { len: calibration.windows.positions }, &mut sums);
@@ -127,7 +126,7 @@ pub fn capture_grams(
         }
         sums.finish()
     };
-    let (fit, heldout) = (collect(fit)?, collect(heldout)?);
+    let (fit, heldout) = (collect(fit, 0)?, collect(heldout, fit.len() / width)?);
     let mut pairs = fit.into_iter().zip(heldout).map(|(fit, heldout)| Grams { fit, heldout });
     Ok(Site::ALL.map(|_| pairs.next().expect("one pair a site")))
 }
@@ -147,7 +146,6 @@ fn batch_len(window: usize, width: usize) -> usize {
 }
 
 struct SiteSums {
-    layer: usize,
     sums: [Option<GramSum>; 4],
     rows: usize,
     bad: Option<ActivationError>,
@@ -168,7 +166,7 @@ impl Capture for SiteSums {
 impl SiteSums {
     fn finish(self) -> Result<Vec<faer::Mat<f64>>, ActivationError> {
         match self.bad {
-            Some(error) => Err(ActivationError { layer: self.layer, ..error }),
+            Some(error) => Err(error),
             None => Ok(self.sums.into_iter().flatten().map(GramSum::finish).collect()),
         }
     }

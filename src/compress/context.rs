@@ -8,13 +8,11 @@ const MAX_TRIES: usize = 10;
 ///
 /// | symbol | field | shape |
 /// |---|---|---|
-/// | H | `gram` | n x n, second moment of the input |
 /// | H̃ = H + ρ·(tr H/n)·I | `damped` | n x n |
 /// | L, H̃ = LLᵀ | `cholesky` | n x n lower |
 /// | π | `order` | n; descending diagonal of H̃, ties by index |
 /// | Rᵀ, (H̃_ππ)⁻¹ = RᵀR | `r_transposed` | n x n lower, rows and columns in the order π |
 pub struct Context {
-    pub gram: Mat<f64>,
     pub damped: Mat<f64>,
     pub cholesky: Mat<f64>,
     pub order: Vec<usize>,
@@ -41,7 +39,7 @@ impl Context {
     /// Factors the damped Gram, with growing damping where it is not positive definite.
     ///
     /// `gram` is n x n, symmetric; `damping` is ρ, relative to the mean of the diagonal. Cost: about n³.
-    pub fn build(gram: Mat<f64>, damping: f64) -> Result<Self, ContextError> {
+    pub fn build(gram: &Mat<f64>, damping: f64) -> Result<Self, ContextError> {
         let n = gram.nrows();
         for col in 0..n {
             if let Some(row) = gram.col(col).iter().position(|v| !v.is_finite()) {
@@ -59,7 +57,7 @@ impl Context {
             if let (Some(cholesky), Some(r_transposed)) =
                 (lower_cholesky(damped.as_ref()), inverse_factor(&damped, &order))
             {
-                return Ok(Self { gram, damped, cholesky, order, r_transposed, damping: rho, tries });
+                return Ok(Self { damped, cholesky, order, r_transposed, damping: rho, tries });
             }
             if tries < MAX_TRIES {
                 rho = (rho * 10.0).max(1e-6);
@@ -72,7 +70,6 @@ impl Context {
     pub fn identity(n: usize) -> Self {
         let one = Mat::identity(n, n);
         Self {
-            gram: one.clone(),
             damped: one.clone(),
             cholesky: one.clone(),
             order: (0..n).collect(),
@@ -123,7 +120,7 @@ mod tests {
     #[test]
     fn factors_reproduce_the_damped_gram_and_its_inverse() {
         let n = 12;
-        let context = Context::build(gram(n), 0.03).unwrap();
+        let context = Context::build(&gram(n), 0.03).unwrap();
         let product = &context.cholesky * context.cholesky.transpose();
         let permuted = Mat::from_fn(n, n, |i, j| context.damped[(context.order[i], context.order[j])]);
         let r = context.r_transposed.transpose();
@@ -144,13 +141,13 @@ mod tests {
     fn bad_grams_say_what_is_wrong() {
         let mut bad = gram(4);
         bad[(2, 1)] = f64::NAN;
-        assert_eq!(Context::build(bad, 0.03).err(), Some(ContextError::NotFinite { row: 2, col: 1 }));
-        assert_eq!(Context::build(Mat::zeros(4, 4), 0.03).err(), Some(ContextError::Zero));
+        assert_eq!(Context::build(&bad, 0.03).err(), Some(ContextError::NotFinite { row: 2, col: 1 }));
+        assert_eq!(Context::build(&Mat::zeros(4, 4), 0.03).err(), Some(ContextError::Zero));
         // Indefinite by far more than ten growing dampings can mend? No: 0.03·10⁹ mends it, and the tries are told.
         let mut indefinite = Mat::<f64>::identity(4, 4);
         indefinite[(0, 1)] = 5.0;
         indefinite[(1, 0)] = 5.0;
-        let context = Context::build(indefinite, 0.03).unwrap();
+        let context = Context::build(&indefinite, 0.03).unwrap();
         assert_eq!((context.tries, context.damping), (4, 30.0));
     }
 
@@ -161,6 +158,6 @@ mod tests {
             dead[(3, k)] = 0.0;
             dead[(k, 3)] = 0.0;
         }
-        assert_eq!(Context::build(dead, 0.03).unwrap().order[7], 3);
+        assert_eq!(Context::build(&dead, 0.03).unwrap().order[7], 3);
     }
 }

@@ -5,6 +5,10 @@ use super::context::Context;
 /// Singular values below this share of the largest count as this share.
 const SINGULAR_FLOOR: f64 = 1e-15;
 
+/// Length of `W L v`, relative to the largest, below which v counts as outside the row space of W L: far above the
+/// rounding of the product (1e-15 per term), far below any direction that a fit could use.
+const RANK_TOLERANCE: f64 = 1e-12;
+
 /// The spectrum of `W L`: everything [`Spectrum::latents`] needs for any rank.
 ///
 /// Taken from the smaller of the two Grams, `W H̃ Wᵀ` (m x m) or `Lᵀ WᵀW L` (n x n): O(min(m,n)³).
@@ -47,14 +51,17 @@ impl Spectrum {
         }
         let wl = weight * &context.cholesky;
         let eigen = (wl.transpose() * &wl).self_adjoint_eigen(Side::Lower).map_err(error)?;
-        let sigma = floored((0..n).rev().map(|k| eigen.S()[k].max(0.0).sqrt()).collect());
         let right = Mat::from_fn(n, n, |j, k| eigen.U()[(j, n - 1 - k)]);
         let mut left = wl * right;
+        // An eigenvalue is good to ε of the largest, its root only to √ε; the length of `W L v` is good to ε.
+        let sigma: Vec<f64> = (0..n).map(|k| left.col(k).norm_l2()).collect();
+        let least = RANK_TOLERANCE * sigma.iter().copied().fold(0.0, f64::max);
         for (k, s) in sigma.iter().enumerate() {
-            let inverse = if *s > 0.0 { 1.0 / s } else { 0.0 };
+            // Beyond the rank of W the direction is rounding: it takes no part.
+            let inverse = if *s > least { 1.0 / s } else { 0.0 };
             left.col_mut(k).iter_mut().for_each(|u| *u *= inverse);
         }
-        Ok(Self { left, sigma })
+        Ok(Self { left, sigma: floored(sigma) })
     }
 
     /// The latents of rank `rank` ≤ min(m, n) of the same weight.
@@ -87,7 +94,7 @@ mod tests {
         for (m, n) in [(10, 16), (16, 10)] {
             let w = Mat::from_fn(m, n, |i, j| ((i * 13 + j * 7) % 19) as f64 - 9.0);
             let x = Mat::from_fn(n, 3 * n, |i, j| ((i * 5 + j * 11) % 23) as f64 - 11.0);
-            let context = Context::build(&x * x.transpose(), 0.03).unwrap();
+            let context = Context::build(&(&x * x.transpose()), 0.03).unwrap();
             let weighted = &w * &context.damped;
             let latents =
                 Spectrum::of(w.as_ref(), weighted.as_ref(), &context).unwrap().latents(w.as_ref(), 4);
@@ -95,6 +102,26 @@ mod tests {
             let sigma = (&w * &context.cholesky).svd().unwrap();
             let tail: f64 = (4..m.min(n)).map(|k| sigma.S()[k] * sigma.S()[k]).sum();
             assert!((residual.squared_norm_l2() - tail).abs() < 1e-8 * tail);
+        }
+    }
+
+    #[test]
+    fn ranks_above_that_of_the_weight_add_nothing() {
+        for (m, n) in [(96, 64), (64, 96)] {
+            let factor = |rows: usize, seed: usize| {
+                Mat::from_fn(rows, 40, move |i, j| {
+                    (((i * 31 + j * 17 + seed) * 2_654_435_761) % 1009) as f64 / 504.5 - 1.0
+                })
+            };
+            let w = factor(m, 1) * factor(n, 2).transpose();
+            let x = Mat::from_fn(n, 3 * n, |i, j| (((i * 13 + j * 7) * 40_503) % 257) as f64 - 128.0);
+            let context = Context::build(&(&x * x.transpose()), 0.03).unwrap();
+            let weighted = &w * &context.damped;
+            let latents =
+                Spectrum::of(w.as_ref(), weighted.as_ref(), &context).unwrap().latents(w.as_ref(), 56);
+            let error = (&w - &latents.u * latents.v.transpose()).norm_l2() / w.norm_l2();
+            assert!(error < 1e-9, "{m}x{n}: {error:e}");
+            assert!(latents.v.norm_max() < 1e3 * w.norm_max());
         }
     }
 }

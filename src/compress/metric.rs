@@ -18,7 +18,7 @@ impl<'a> Problem<'a> {
     /// `weight` is m x n with n the context's width.
     pub fn new(weight: Mat<f64>, context: &'a Context) -> Self {
         let weighted = &weight * &context.damped;
-        let energy = inner(&weighted, &weight);
+        let energy = inner(weighted.as_ref(), weight.as_ref());
         Self { context, weight, weighted, energy }
     }
 }
@@ -64,9 +64,9 @@ impl Metric {
         let lambdas: Vec<_> = paths.iter().map(Path::lambda).collect();
         let mut error = problem.energy;
         for (a, left) in lambdas.iter().enumerate() {
-            error -= 2.0 * inner(&self.wb[a], left);
+            error -= 2.0 * inner(self.wb[a].as_ref(), left.as_ref());
             for (c, right) in lambdas.iter().enumerate() {
-                error += inner(&(left.transpose() * right), &self.bhb[a][c]);
+                error += inner((left.transpose() * right).as_ref(), self.bhb[a][c].as_ref());
             }
         }
         error
@@ -101,22 +101,22 @@ pub struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// `weight` is m x n, `gram` n x n.
     pub fn new(weight: MatRef<'a, f64>, gram: MatRef<'a, f64>) -> Self {
-        Self { weight, gram, energy: energy(&weight.to_owned(), gram) }
+        Self { weight, gram, energy: energy(weight, gram) }
     }
 
     /// `sqrt(err(Ŵ; A) / err(0; A))`; 0 where the weight has no energy in this metric and neither has the error.
     pub fn relative_error(&self, fitted: MatRef<'_, f64>) -> f64 {
-        let error = energy(&(self.weight - fitted), self.gram).max(0.0);
+        let error = energy((self.weight - fitted).as_ref(), self.gram).max(0.0);
         if error == 0.0 { 0.0 } else { (error / self.energy).sqrt() }
     }
 }
 
 /// tr(W A Wᵀ)
-fn energy(weight: &Mat<f64>, gram: MatRef<'_, f64>) -> f64 {
-    inner(&(weight * gram), weight)
+fn energy(weight: MatRef<'_, f64>, gram: MatRef<'_, f64>) -> f64 {
+    inner((weight * gram).as_ref(), weight)
 }
 
 /// Frobenius inner product.
-pub fn inner(a: &Mat<f64>, b: &Mat<f64>) -> f64 {
+pub fn inner(a: MatRef<'_, f64>, b: MatRef<'_, f64>) -> f64 {
     (0..a.ncols()).map(|j| a.col(j).iter().zip(b.col(j).iter()).map(|(a, b)| a * b).sum::<f64>()).sum()
 }

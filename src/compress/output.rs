@@ -31,8 +31,8 @@ pub enum OutputError {
     )]
     NotFinite { tensor: String, row: usize, col: usize, value: f32 },
     #[error(
-        "tensor `{tensor}` is stored in {dtype}, but holds {value:?} at row {row}, column {col}; for the wider range of \
-         BF16 set \"torch_dtype\": \"bfloat16\" in the source's config.json"
+        "tensor `{tensor}` would be stored in {dtype}, but holds {value:?} at row {row}, column {col}; convert the model to \
+         BF16, which has the range of F32"
     )]
     Overflow { tensor: String, row: usize, col: usize, value: f32, dtype: Dtype },
     #[error("tensor `{0}` is missing in the journal")]
@@ -265,6 +265,9 @@ fn config_json(checkpoint: &Checkpoint, entries: &[TensorEntry]) -> Value {
         .raw_config()
         .cloned()
         .unwrap_or_else(|| checkpoint.config().to_hf_json(checkpoint.half_dtype()));
+    let stored = if checkpoint.half_dtype() == Dtype::Bf16 { "bfloat16" } else { "float16" };
+    let key = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    config[key] = stored.into();
     let dense: Vec<&str> = (entries.iter())
         .filter(|entry| matches!(entry.record, Record::Dense { .. }))
         .map(|entry| entry.name.as_str())

@@ -63,6 +63,13 @@ pub struct TensorEntry {
     pub record: Record,
 }
 
+impl TensorEntry {
+    /// Weights of the layer; as a float, since a damaged file may claim any shape.
+    pub fn weights(&self) -> f64 {
+        self.shape[0] as f64 * self.shape[1] as f64
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum PackingError {
     #[error("{file}: cannot be read: {source}")]
@@ -137,12 +144,12 @@ impl Totals {
     pub(super) fn of(tensors: &[TensorEntry], stored: &[(usize, usize)]) -> Self {
         let packed: Vec<_> = (tensors.iter())
             .filter_map(|entry| match &entry.record {
-                Record::Packed { quality, .. } => Some((entry.shape[0] * entry.shape[1], quality)),
+                Record::Packed { quality, .. } => Some((entry.weights(), quality)),
                 Record::Dense { .. } => None,
             })
             .collect();
-        let weights: usize = packed.iter().map(|(weights, _)| weights).sum();
-        let per_weight = |bits: f64| if weights == 0 { 0.0 } else { bits / weights as f64 };
+        let weights: f64 = packed.iter().map(|(weights, _)| weights).sum();
+        let per_weight = |bits: f64| if weights == 0.0 { 0.0 } else { bits / weights };
         let mean = |rels: Vec<f64>| (!rels.is_empty()).then(|| rels.iter().sum::<f64>() / rels.len() as f64);
         let (all_weights, bytes) =
             stored.iter().fold((0, 0), |(w, b), (weights, bytes)| (w + weights, b + bytes));
@@ -150,8 +157,8 @@ impl Totals {
             packed_tensors: packed.len(),
             dense_tensors: tensors.len() - packed.len(),
             packed_weights: weights as u64,
-            requested_bits: per_weight(packed.iter().map(|(w, q)| *w as f64 * q.requested_bits).sum()),
-            body_bits: per_weight(packed.iter().map(|(w, q)| *w as f64 * q.delivered_bits).sum()),
+            requested_bits: per_weight(packed.iter().map(|(w, q)| w * q.requested_bits).sum()),
+            body_bits: per_weight(packed.iter().map(|(w, q)| w * q.delivered_bits).sum()),
             model_weights: all_weights as u64,
             model_bits: 8.0 * bytes as f64 / all_weights.max(1) as f64,
             mean_fit_rel: mean(packed.iter().filter_map(|(_, q)| q.fit_rel).collect()),

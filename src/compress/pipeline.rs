@@ -125,7 +125,7 @@ fn prepare_calibration(
     params: CalibrationParams,
 ) -> Result<Option<Calibration>, PackError> {
     let config = checkpoint.config();
-    let bos = config.bos.filter(|_| config.add_bos);
+    let bos = config.start_token();
     let Some(text) = text else { return Ok(None) };
     let positions = params.window + usize::from(bos.is_some());
     if positions > config.max_positions {
@@ -252,7 +252,7 @@ impl Run<'_> {
         let mut grams: [Option<Grams>; 4] = [const { None }; 4];
         if let Some(calibration) = &self.calibration {
             self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
-            grams = capture_grams(self.decoder.block(layer), layer, calibration, hidden)?.map(Some);
+            grams = capture_grams(self.decoder.block(layer), calibration, hidden)?.map(Some);
         }
         let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
         let inputs: Vec<_> = sites
@@ -271,7 +271,7 @@ impl Run<'_> {
         let recipe = &self.identity.recipe;
         let context = match &grams {
             Some(grams) if recipe.needs_text() => {
-                Context::build(grams.fit.clone(), recipe.damping).map_err(|e| e.to_string())?
+                Context::build(&grams.fit, recipe.damping).map_err(|e| e.to_string())?
             }
             _ => Context::identity(width),
         };

@@ -52,6 +52,8 @@ pub enum Assignment {
 
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
+    #[error("{what} gives bits and keep_dense = true; leave one of them out")]
+    Both { what: String },
     #[error("{0}")]
     Toml(#[from] toml::de::Error),
     #[error("{what} is {value:?}: bits a weight must be above 0 and at most 16")]
@@ -95,6 +97,13 @@ impl Plan {
                 if let Some((first, _)) = by_layer[layer].replace((key, entry)) {
                     return Err(PlanError::Overlap { first: first.into(), second: key.clone(), layer });
                 }
+            }
+        }
+        for (kind, entries) in [("layers", &self.layers), ("tensors", &self.tensors)] {
+            if let Some((key, _)) =
+                entries.iter().find(|(_, e)| e.bits.is_some() && e.keep_dense == Some(true))
+            {
+                return Err(PlanError::Both { what: format!("[{kind}.{key:?}]") });
             }
         }
         let mut named = self.tensors.clone();
@@ -192,6 +201,7 @@ mod tests {
             ("bits = 1.0\nbit = 2", "unknown field `bit`"),
             ("bits = 1.0\nkv_factor = -1.0", "kv_factor is -1.0"),
             ("bits = 1.0\n[layers.4]\nbits = 1.0", "[layers.\"4\"]"),
+            ("bits = 1.0\n[layers.1]\nbits = 1.0\nkeep_dense = true", "leave one of them out"),
             ("bits = 1.0\n[layers.\"+1\"]\nbits = 1.0", "[layers.\"+1\"]"),
             ("bits = 1.0\n[layers.\"2-1\"]\nbits = 1.0", "below 4"),
             ("bits = 1.0\n[layers.\"0-1\"]\nbits = 1.0\n[layers.1]\nbits = 2.0", "both name layer 1"),

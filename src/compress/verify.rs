@@ -51,6 +51,11 @@ pub fn verify(folder: &Path) -> Result<Verification, VerifyError> {
 fn check_files(folder: &Path, files: &BTreeMap<String, String>) -> Vec<String> {
     let mut faults = Vec::new();
     for (name, expected) in files {
+        let path = Path::new(name);
+        if path.file_name() != Some(path.as_os_str()) || !folder.join(name).is_file() {
+            faults.push(format!("{name}: there is no such file in the folder"));
+            continue;
+        }
         match checksum(&folder.join(name)) {
             Ok(found) if found == *expected => {}
             Ok(found) => faults.push(format!("{name}: its SHA-256 is {found}, packing.json says {expected}")),
@@ -121,7 +126,7 @@ fn check_tensor(checkpoint: &Checkpoint, entry: &TensorEntry) -> Option<String> 
     }
     // A payload that is none is the decoder's fault to tell.
     let payload = Payload::parse(tensor.bytes).ok()?;
-    let bits = payload.bits() as f64 / (entry.shape[0] * entry.shape[1]) as f64;
+    let bits = payload.bits() as f64 / entry.weights();
     let stated = (quality.paths, quality.rank, quality.delivered_bits);
     let actual = (payload.shape().paths, payload.rank(), bits);
     (stated != actual).then(|| {

@@ -4,10 +4,18 @@ use std::path::Path;
 
 /// Writes a file that is either whole or not there: to a temporary name in the same folder, synced, then renamed.
 ///
-/// A file of that name is replaced. On an error the temporary file is removed and what was there stays.
+/// A file of that name is replaced; anything else of that name (a folder, a device) is an error. On an error the
+/// temporary file is removed and what was there stays.
 pub fn write_durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "something that is no regular file is in the way",
+        ));
+    }
+    // The process number keeps two programs, and files of the user's, apart.
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
+    temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = Path::new(&temporary);
     let written = (|| {
         let mut file = io::BufWriter::with_capacity(1 << 20, File::create(temporary)?);
@@ -45,5 +53,21 @@ mod tests {
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(fs::read(&path).unwrap(), b"first");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_regular_files_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("folder");
+        fs::create_dir(&path).unwrap();
+        let refused = write_durably(&path, |out| out.write_all(b"x")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        #[cfg(unix)]
+        {
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+            assert!(write_durably(&link, |out| out.write_all(b"x")).is_err());
+            assert!(link.is_symlink());
+        }
     }
 }

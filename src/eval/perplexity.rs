@@ -44,8 +44,8 @@ pub enum EvalError {
         "the two models have vocabularies of {model} and {original} tokens: only models with one tokenizer compare"
     )]
     Vocabulary { model: usize, original: usize },
-    #[error("the model's output is not finite in window {window}: look for NaN or overflowing weights")]
-    NotFinite { window: usize },
+    #[error("the output of {model} is not finite in window {window}: look for NaN or overflowing weights")]
+    NotFinite { model: &'static str, window: usize },
     #[error(
         "the mean negative log-likelihood is {nll:.0} nats, a perplexity beyond any number: the model computes nonsense"
     )]
@@ -87,8 +87,8 @@ pub fn evaluate(
             tally.add(&logits, reference.as_deref(), &tokens[start + 1..=end]);
         }
         scores = tally.scores(windows, index + 1);
-        if !scores.nll.is_finite() {
-            return Err(EvalError::NotFinite { window: index });
+        if let Some(model) = tally.not_finite() {
+            return Err(EvalError::NotFinite { model, window: index });
         }
         if !scores.perplexity.is_finite() {
             return Err(EvalError::Overflow { nll: scores.nll });
@@ -130,6 +130,15 @@ impl Tally {
                 self.agree += usize::from(agree);
             }
         }
+    }
+
+    /// Whose sums are no numbers.
+    fn not_finite(&self) -> Option<&'static str> {
+        if !self.nll.is_finite() {
+            return Some("the model");
+        }
+        let original = self.original_nll.is_finite() && self.kl.iter().all(|kl| kl.is_finite());
+        (!original).then_some("the original")
     }
 
     fn scores(&self, windows: &Windows, done: usize) -> Scores {

@@ -24,13 +24,16 @@ pub fn log_probability(logits: &[f32], target: usize) -> f64 {
     f64::from(logits[target]) - log_sum_exp(logits)
 }
 
-/// Kullback-Leibler divergence `KL(p ‖ q) = Σ_i p_i (log p_i − log q_i)` of two rows of logits, in nats; never below 0.
+/// Kullback-Leibler divergence `KL(p ‖ q) = Σ_i p_i (log p_i − log q_i)` of two rows of logits, in nats; never below 0,
+/// and NaN where a logit is.
 pub fn divergence(p: &[f32], q: &[f32]) -> f64 {
     assert_eq!(p.len(), q.len(), "two rows over one vocabulary");
     let (p_total, q_total) = (log_sum_exp(p), log_sum_exp(q));
     let (p_shift, difference) = (p_total as f32, (q_total - p_total) as f32);
     let term = |p: f32, q: f32| exp(p - p_shift) * ((p - q) + difference);
-    pulp::Arch::new().dispatch(Terms { a: p, b: q, term }).max(0.0)
+    let sum = pulp::Arch::new().dispatch(Terms { a: p, b: q, term });
+    // Rounding may leave a little less than nothing; a NaN stays one.
+    if sum < 0.0 { 0.0 } else { sum }
 }
 
 /// The position of the largest logit; the first of equals.
@@ -103,5 +106,12 @@ mod tests {
     #[test]
     fn the_first_of_equal_logits_wins() {
         assert_eq!(argmax(&[0.0, 2.0, -1.0, 2.0]), 1);
+    }
+
+    #[test]
+    fn a_logit_that_is_no_number_is_not_taken_for_agreement() {
+        let (p, mut q) = rows();
+        q[5] = f32::NAN;
+        assert!(divergence(&p, &q).is_nan() && divergence(&q, &p).is_nan());
     }
 }

@@ -23,7 +23,7 @@ const BYTES_PER_TASK: usize = 1 << 14;
 pub fn sign_matvec(bits: &[u8], x: &[f32], y: &mut [f32]) {
     let row_bytes = x.len() / 8;
     assert_eq!(bits.len(), row_bytes * y.len(), "{} rows of {row_bytes} bytes", y.len());
-    let rows_per_task = (BYTES_PER_TASK / row_bytes).next_multiple_of(ROWS);
+    let rows_per_task = (BYTES_PER_TASK / row_bytes).max(1).next_multiple_of(ROWS);
     let bits = bits.par_chunks(rows_per_task * row_bytes);
     y.par_chunks_mut(rows_per_task).zip(bits).for_each(|(y, bits)| {
         pulp::Arch::new().dispatch(SignRows { bits, x, y });

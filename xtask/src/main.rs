@@ -42,7 +42,7 @@ fn check() -> Result<()> {
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
     figures::check(&root())?;
-    cargo(&["test", "--release"], &[])
+    cargo(&["test", "--release", "--workspace"], &[])
 }
 
 fn cargo(args: &[&str], environment: &[(&str, &str)]) -> Result<()> {

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use crate::{Result, read, write};
 
-/// Runs `command` and writes `results/DATE-topic/{command.txt,machine.txt,output.txt}`; the seconds
+/// Runs `command` and writes, into a new folder, `results/DATE-topic/{command.txt,machine.txt,output.txt}`; the seconds
 /// it took are appended to the output. Figures are for a person to pick: figures.csv is written by hand.
 pub fn run(root: &Path, topic: &str, command: &[&str]) -> Result<()> {
     let date = output_of("date", &["+%Y-%m-%d"])?;
     let folder = root.join(format!("results/{date}-{topic}"));
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     write(&folder.join("command.txt"), &format!("{}\n", command.join(" ")))?;
     write(&folder.join("machine.txt"), &machine()?)?;
     let began = Instant::now();

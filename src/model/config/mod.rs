@@ -90,6 +90,11 @@ impl Config {
     /// Most layers; about a hundred times what real models have.
     pub const MAX_LAYERS: usize = 10_000;
 
+    /// The token that stands before every text, where the model asks for one.
+    pub fn start_token(&self) -> Option<u32> {
+        self.bos.filter(|_| self.add_bos)
+    }
+
     /// hidden / heads, for files that do not state the size of a head.
     pub(crate) fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
         match hidden.checked_rem(heads) {

@@ -79,6 +79,11 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Every token with its id.
+    pub fn vocabulary(&self) -> std::collections::BTreeMap<String, u32> {
+        self.inner.get_vocab(true).into_iter().collect()
+    }
+
     /// The token of this id, as the vocabulary spells it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
