@@ -9,7 +9,8 @@ use std::path::Path;
 use faer::linalg::solvers::Solve;
 use faer::{Mat, Side};
 
-use lapidary::arrow::{Outcome, Problem, bundle, newton};
+use lapidary::arrow::bundle::{Bundle, Observation};
+use lapidary::arrow::{Budget, Outcome, Problem, Vector, bundle, newton};
 
 #[test]
 fn the_newton_loop_reaches_the_independent_minimum() {
@@ -33,6 +34,20 @@ fn the_newton_loop_reaches_the_independent_minimum() {
 }
 
 #[test]
+fn a_linearisation_that_does_not_fit_is_refused_before_it_is_made() {
+    let seen = |point| Observation { camera: 0, point, pixel: [1.0, 2.0] };
+    let problem = Bundle::new(1, 2, vec![seen(0), seen(1)]);
+    let needed = problem.linearisation_bytes();
+    // 6 x (9 + 3 + 1) and 9 x 10 numbers, and for each observation a camera, its block and its gradient.
+    assert_eq!(needed, 8 * (6 * 13 + 90 + 2 * (1 + 81 + 9)));
+    let z = Vector { row: vec![1.0; 6], border: vec![1.0; 9] };
+    let error = problem.clone().with_budget(Budget::Bytes(needed - 1)).linearise(&z).err().unwrap();
+    let text = error.to_string();
+    assert!(text.contains(&format!("needs {needed} bytes (linearising 2 points and 1 cameras)")), "{text}");
+    assert!(problem.with_budget(Budget::Bytes(needed)).linearise(&z).is_ok());
+}
+
+#[test]
 fn bad_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     for (text, expected) in [
@@ -42,6 +57,8 @@ fn bad_files_are_named() {
         ("1 1 1\n0 3 1 2", "the point of observation 0 is 3, and there are only 1"),
         ("1 1 1\n0 0 1 inf", "`inf` stands where y of observation 0"),
         ("1 1 1\n0 0 1 2\n1 2 3", "ends before a number of camera 0"),
+        ("2 1 1\n0 0 1 2", "camera 1 is in no observation"),
+        ("1 3 2\n0 0 1 2\n0 2 1 2", "point 1 is in no observation"),
         ("1 1 18446744073709551615\n0 0 1 2", "ends before the camera of observation 1"),
     ] {
         let path = folder.path().join("bundle.txt");

@@ -3,7 +3,7 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::system::SYMMETRY_TOLERANCE;
+use super::system::are_mirrored;
 use super::{Block, Border, Cross, Rows, System, SystemError, Vector};
 use crate::ops::cholesky::{backward_small, cholesky_small, forward_small};
 
@@ -379,13 +379,7 @@ fn is_symmetric(a: &[f64], n: usize) -> bool {
     let mut symmetric = true;
     for i in 1..n {
         for j in 0..i {
-            let (value, mirror) = (a[i * n + j], a[j * n + i]);
-            let difference = (value - mirror).abs();
-            if difference > 0.0 {
-                let diagonal = (a[i * n + i] * a[j * n + j]).abs().sqrt();
-                let size = value.abs().max(mirror.abs()).max(diagonal);
-                symmetric &= difference <= SYMMETRY_TOLERANCE * size;
-            }
+            symmetric &= are_mirrored(a[i * n + j], a[j * n + i], a[i * n + i], a[j * n + j]);
         }
     }
     symmetric

@@ -16,7 +16,8 @@ const STEPS: usize = 3;
 pub(super) trait Conditioned {
     /// The diagonal of H + ridge.
     fn diagonal(&self) -> Vector;
-    /// The smallest squared pivot, relative to its diagonal entry: in (0, 1], and 1/κ is at most this.
+    /// The smallest squared pivot of the factor of H + ridge, in the order of elimination, relative to its diagonal
+    /// entry: in (0, 1], and 1/κ is at most this.
     fn smallest_pivot(&self) -> f64;
     fn solve(&self, rhs: &Vector) -> Vector;
     fn apply(&self, z: &Vector) -> Vector;
@@ -52,7 +53,9 @@ pub(super) fn estimate(frame: &impl Conditioned) -> f64 {
     };
     let largest = iterate(-1.0, &|x| frame.apply(x));
     let inverse = iterate(1.0, &|x| frame.solve(x));
-    (largest * inverse).max(from_pivots)
+    // NaN is what an overflow on the way leaves behind.
+    let estimate = super::vector::largest([largest * inverse, from_pivots]);
+    if estimate.is_nan() { f64::INFINITY } else { estimate }
 }
 
 /// Correction steps after triangular solves.

@@ -4,9 +4,9 @@
 //! |---|---|---|
 //! | `row_hessian` | n x d x d; ragged: flat | D |
 //! | `row_offsets` | n + 1, I64 | only for ragged rows: first unknown of each block |
-//! | `row_cross`, or `row_basis` and `row_jacobian` | n x d x p, or n x M and n x d x r | B, or its factors |
+//! | `row_cross`, or `row_basis` and `row_jacobian` | n x d x p (ragged: Σ d_i x p), or n x M and n x d x r (ragged: Σ d_i x r) | B, or its factors |
 //! | `border_hessian`, or `border_diagonal`, or `border_gram` | p x p, or p, or M x M | C, or its structure |
-//! | `row_rhs`, `border_rhs` | n x d, p | b |
+//! | `row_rhs`, `border_rhs` | n x d (ragged: Σ d_i), p | b |
 //! | out: `delta_row`, `delta_border` | n x d, p | δ; the report is the metadata entry `report` |
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub enum FileError {
     #[error("{file}: tensor `{slab}` is stored as {got:?}; it must be {expected:?}")]
     Dtype { file: PathBuf, slab: &'static str, got: Dtype, expected: Dtype },
     #[error("{file}: tensor `{slab}` has the shape {got:?}; it must be {expected}")]
-    Shape { file: PathBuf, slab: &'static str, got: Vec<usize>, expected: &'static str },
+    Shape { file: PathBuf, slab: &'static str, got: Vec<usize>, expected: String },
     #[error("{file}: `row_offsets` holds {value} at index {index}; offsets are not below zero")]
     Offset { file: PathBuf, index: usize, value: i64 },
     #[error("{file}: {source}")]
@@ -82,22 +82,34 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn read(&self) -> Result<(System, Vector), FileError> {
         let rows = self.rows()?;
-        let border_rhs = self.numbers("border_rhs")?;
-        let rhs = Vector { row: self.numbers("row_rhs")?, border: border_rhs };
+        let (n, m) = match &rows {
+            Rows::Uniform { count, dim } => (*count, count.saturating_mul(*dim)),
+            Rows::Ragged(offsets) => (offsets.len().saturating_sub(1), offsets.last().map_or(0, |m| *m)),
+        };
+        let rhs = Vector { row: self.numbers("row_rhs")?, border: self.numbers("border_rhs")? };
         let p = rhs.border.len();
+        let row_slab = |slab, width: Option<usize>| self.row_slab(slab, n, m, width);
+        self.shape("border_rhs", &[p])?;
+        row_slab("row_rhs", None)?;
         let cross = if self.has("row_basis") {
             let basis = self.last_dim("row_basis", "n x M")?;
+            self.shape("row_basis", &[n, basis])?;
+            row_slab("row_jacobian", Some(p / basis.max(1)))?;
             let (values, jacobian) = (self.numbers("row_basis")?, self.numbers("row_jacobian")?);
             Cross::Factored { basis, values, jacobian }
         } else {
+            row_slab("row_cross", Some(p))?;
             Cross::Dense(self.numbers("row_cross")?)
         };
         let border = if self.has("border_diagonal") {
+            self.shape("border_diagonal", &[p])?;
             Border::Diagonal(self.numbers("border_diagonal")?)
         } else if self.has("border_gram") {
             let basis = self.last_dim("border_gram", "M x M")?;
+            self.shape("border_gram", &[basis, basis])?;
             Border::Kronecker { basis, gram: self.numbers("border_gram")? }
         } else {
+            self.shape("border_hessian", &[p, p])?;
             Border::Dense(self.numbers("border_hessian")?)
         };
         let system = System::new(rows, p, self.numbers("row_hessian")?, cross, border)
@@ -111,7 +123,7 @@ impl Reader<'_> {
             return match self.view(slab, Dtype::F64)?.shape() {
                 &[count, dim, again] if dim == again => Ok(Rows::Uniform { count, dim }),
                 got => {
-                    let expected = "n x d x d, or flat beside `row_offsets`";
+                    let expected = "n x d x d, or flat beside `row_offsets`".to_owned();
                     Err(FileError::Shape { file: self.file.into(), slab, got: got.to_vec(), expected })
                 }
             };
@@ -150,7 +162,43 @@ impl Reader<'_> {
     fn last_dim(&self, slab: &'static str, expected: &'static str) -> Result<usize, FileError> {
         match self.view(slab, Dtype::F64)?.shape() {
             &[_, last] => Ok(last),
-            got => Err(FileError::Shape { file: self.file.into(), slab, got: got.to_vec(), expected }),
+            got => {
+                let expected = expected.to_owned();
+                Err(FileError::Shape { file: self.file.into(), slab, got: got.to_vec(), expected })
+            }
         }
+    }
+
+    fn shape(&self, slab: &'static str, expected: &[usize]) -> Result<(), FileError> {
+        let view = self.view(slab, Dtype::F64)?;
+        self.fits(slab, view.shape() == expected, format!("{expected:?}"))
+    }
+
+    /// A slab with some numbers for each of m row unknowns: m or n x d of them, then `width`.
+    fn row_slab(
+        &self,
+        slab: &'static str,
+        n: usize,
+        m: usize,
+        width: Option<usize>,
+    ) -> Result<(), FileError> {
+        let with = |mut shape: Vec<usize>| {
+            shape.extend(width);
+            shape
+        };
+        let flat = with(vec![m]);
+        let blocks = (n > 0 && m.is_multiple_of(n)).then(|| with(vec![n, m / n]));
+        let view = self.view(slab, Dtype::F64)?;
+        let fits = view.shape() == flat || blocks.as_deref() == Some(view.shape());
+        let expected = blocks.map_or_else(String::new, |blocks| format!("{blocks:?} or "));
+        self.fits(slab, fits, format!("{expected}{flat:?}"))
+    }
+
+    fn fits(&self, slab: &'static str, fits: bool, expected: String) -> Result<(), FileError> {
+        if fits {
+            return Ok(());
+        }
+        let got = self.view(slab, Dtype::F64)?.shape().to_vec();
+        Err(FileError::Shape { file: self.file.into(), slab, got, expected })
     }
 }

@@ -103,14 +103,15 @@ pub struct Solutions {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum FrameError {
     #[error(
-        "{block} is not positive definite: pivot {index} is {pivot:e}; add a ridge of at least {suggested:e}"
+        "{block} is not positive definite: pivot {index} is {pivot:e}; add an absolute ridge of at least {suggested:e}, on top of the present one"
     )]
     NotPositiveDefinite {
         block: Block,
         /// Row of the pivot inside its block.
         index: usize,
         pivot: f64,
-        /// An absolute ridge that makes this pivot positive: a ridge ρ raises every pivot by at least ρ.
+        /// An absolute ridge that, beside the present one, makes this pivot positive: a ridge ρ raises every pivot by
+        /// at least ρ.
         suggested: f64,
     },
     #[error("the ridge ({ridge}) must be finite and not below zero")]
@@ -119,6 +120,10 @@ pub enum FrameError {
     Length { slab: &'static str, got: usize, expected: usize },
     #[error("`{slab}` holds {value} at index {index}; every number must be finite")]
     NonFinite { slab: &'static str, index: usize, value: f64 },
+    #[error(
+        "the step of right-hand side {index} leaves the range of f64 (`{slab}` would be {value}); scale the system or the right-hand side"
+    )]
+    Overflow { index: usize, slab: &'static str, value: f64 },
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
@@ -156,7 +161,7 @@ impl Frame {
     /// The step of one right-hand side.
     ///
     /// # Errors
-    /// A right-hand side of another shape, or with NaN or infinity in it.
+    /// A right-hand side of another shape, or with NaN or infinity in it; a step that overflows.
     pub fn solve(&mut self, rhs: &Vector) -> Result<Solution, FrameError> {
         let mut all = self.solve_many(std::slice::from_ref(rhs))?;
         Ok(Solution { step: all.steps.remove(0), about: all.about, telemetry: all.telemetry })
@@ -180,6 +185,7 @@ impl Frame {
                 (steps, super::cuda::telemetry(frame.cuda()) - before)
             }
         };
+        check_steps(&steps)?;
         telemetry.solves = rhs.len() as u64;
         Ok(Solutions { steps, about: self.about(), telemetry })
     }
@@ -223,6 +229,18 @@ impl Frame {
         }
         Ok(())
     }
+}
+
+/// No step with NaN or infinity in it goes out as a success.
+fn check_steps(steps: &[Vector]) -> Result<(), FrameError> {
+    for (index, step) in steps.iter().enumerate() {
+        for (slab, values) in [("delta_row", &step.row), ("delta_border", &step.border)] {
+            if let Some(at) = first_non_finite(values) {
+                return Err(FrameError::Overflow { index, slab, value: values[at] });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Build and solve in one call, nothing kept: the re-upload path on a device, the host path on the host.

@@ -9,6 +9,7 @@ use super::frame::{About, Elimination, FrameError, Method};
 use super::memory::{self, Budget};
 use super::rows::{RowFactors, not_positive};
 use super::structured::Capacitance;
+use super::vector::largest;
 use super::{Block, Border, Cross, Path, Ridge, System, Vector};
 use crate::ops::cholesky::cholesky;
 use crate::ops::matmul::rows;
@@ -142,11 +143,17 @@ impl Conditioned for HostFrame {
     fn smallest_pivot(&self) -> f64 {
         let h = self.diagonal();
         let share = |(l, h): (f64, &f64)| l * l / h;
-        let rows = self.rows.pivots().zip(&h.row).map(share).fold(1.0, f64::min);
         match &self.core {
-            Core::Schur { s, .. } => s.pivots().zip(&h.border).map(share).fold(rows, f64::min),
-            // The capacitance has a diagonal of at most ones: its squared pivots are shares already.
-            Core::Capacitance(capacitance) => capacitance.pivots().map(|l| l * l).fold(rows, f64::min),
+            Core::Schur { s, .. } => {
+                let rows = self.rows.pivots().zip(&h.row).map(share).fold(1.0, f64::min);
+                s.pivots().zip(&h.border).map(share).fold(rows, f64::min)
+            }
+            // With the border first, the rows' Schur complement is L·K·Lᵀ.
+            Core::Capacitance(capacitance) => {
+                let border = capacitance.border_shares(&h.border).fold(1.0, f64::min);
+                let both = self.rows.pivots().zip(capacitance.pivots()).map(|(l, k)| l * k);
+                both.zip(&h.row).map(share).fold(border, f64::min)
+            }
         }
     }
 
@@ -167,9 +174,8 @@ fn schur(system: &System, factors: &RowFactors, ridge: Ridge) -> Result<Core, Fr
         Border::Dense(c) => c.clone(),
         structured => structured.to_dense(p),
     };
-    let mut largest: f64 = 0.0;
+    let height = largest(s.iter().step_by(p + 1).copied());
     for entry in s.iter_mut().step_by(p + 1) {
-        largest = largest.max(entry.abs());
         *entry += ridge.on_border(*entry);
     }
     let dense;
@@ -183,7 +189,7 @@ fn schur(system: &System, factors: &RowFactors, ridge: Ridge) -> Result<Core, Fr
     let y_slab = rows(slab, m, p);
     let target = MatMut::from_column_major_slice_mut(&mut s, p, p);
     symmetric_product(target, Accum::Add, y_slab.transpose(), y_slab, -1.0, Par::rayon(0));
-    let s = Factor::build(s, p).map_err(|e| not_positive(Block::Border, e, largest))?;
+    let s = Factor::build(s, p).map_err(|e| not_positive(Block::Border, e, height))?;
     Ok(Core::Schur { y, s })
 }
 

@@ -10,10 +10,10 @@ pub enum Budget {
     Unlimited,
 }
 
-/// A frame would not fit; nothing was allocated.
+/// A frame or a linearisation would not fit; nothing was allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the frame needs {needed} bytes ({detail}) and {budget} are free; use fewer border unknowns or a structured border"
+    "the solver needs {needed} bytes ({detail}) and {budget} are free; use fewer border unknowns or a structured border"
 )]
 pub struct MemoryError {
     pub needed: u64,
@@ -42,12 +42,6 @@ impl Budget {
     }
 }
 
-/// Bytes of the system itself.
-pub fn system_bytes(system: &System) -> u64 {
-    let numbers = system.row_hessian().len() + system.cross().len() + system.border_hessian().len();
-    8 * numbers as u64
-}
-
 /// Bytes that a host frame allocates beside the system: row factors, coupling and factored border (or capacitance),
 /// at the moment when it takes most.
 pub fn host_frame_bytes(system: &System) -> u64 {
@@ -59,9 +53,15 @@ pub fn host_frame_bytes(system: &System) -> u64 {
         {
             cross.len() as u64
         }
-        _ => size(m, p),
+        // Held as factors, and multiplied out beside them.
+        (cross @ Cross::Factored { .. }, _) => size(m, p).saturating_add(cross.len() as u64),
+        (Cross::Dense(_), _) => size(m, p),
     };
-    let core = if uses_capacitance(system) { size(m, m) } else { size(p, p) };
+    let core = if uses_capacitance(system) {
+        size(m, m).saturating_add(system.border_hessian().len() as u64)
+    } else {
+        size(p, p)
+    };
     let numbers = (system.row_hessian().len() as u64).saturating_add(coupling).saturating_add(core);
     numbers.saturating_mul(8)
 }

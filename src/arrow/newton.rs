@@ -139,7 +139,9 @@ pub struct Try {
 pub struct Summary {
     pub outcome: Outcome,
     pub z: Vector,
+    /// φ(z).
     pub objective: f64,
+    /// ‖∇φ(z)‖.
     pub gradient_norm: f64,
     /// Every try counts: accepted, rejected, or without a factor.
     pub tries: u32,
@@ -191,11 +193,10 @@ pub fn newton(problem: &mut dyn Problem, z: Vector, params: &NewtonParams) -> Re
             break Outcome::TimeLimit;
         }
         run.tries += 1;
-        if !run.prepare()? {
+        let Some(step) = run.step()? else {
             run.note(f64::NAN, f64::NAN, false);
             if run.policy.rejected() { continue } else { break Outcome::RidgeLimit }
-        }
-        let step = run.step()?;
+        };
         let candidate = run.problem.retract(&run.z, &step);
         let value = run.problem.objective(&candidate);
         let (actual, predicted) = (run.value - value, run.predicted(&step));
@@ -204,11 +205,16 @@ pub fn newton(problem: &mut dyn Problem, z: Vector, params: &NewtonParams) -> Re
         match verdict {
             Verdict::Accept => run.move_to(candidate, value)?,
             Verdict::Converged => {
-                run.finish(candidate, value);
+                if run.finish(candidate, value) {
+                    run.refresh_gradient()?;
+                }
                 break Outcome::Converged;
             }
-            Verdict::Reject if run.reject() => {}
-            Verdict::Reject => break Outcome::RidgeLimit,
+            Verdict::Reject => {
+                if !run.reject()? {
+                    break Outcome::RidgeLimit;
+                }
+            }
         }
     };
     Ok(run.summary(outcome))
@@ -305,11 +311,20 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn step(&mut self) -> Result<Vector, NewtonError> {
-        let Some((_, frame)) = &mut self.frame else { return Ok(self.gradient.scaled(0.0)) };
-        let solution = frame.solve(&self.gradient.scaled(-1.0))?;
-        self.telemetry += solution.telemetry;
-        Ok(solution.step)
+    /// The step with the present ridge; none where a block is not positive definite or the step overflows.
+    fn step(&mut self) -> Result<Option<Vector>, NewtonError> {
+        if !self.prepare()? {
+            return Ok(None);
+        }
+        let Some((_, frame)) = &mut self.frame else { return Ok(None) };
+        match frame.solve(&self.gradient.scaled(-1.0)) {
+            Ok(solution) => {
+                self.telemetry += solution.telemetry;
+                Ok(Some(solution.step))
+            }
+            Err(FrameError::Overflow { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// `−gᵀδ − ½ δᵀHδ` of the undamped model. With `(H + R)δ = −g` it is `½(δᵀRδ − gᵀδ)`, R being the ridge.
@@ -326,12 +341,9 @@ impl<'a> Run<'a> {
 
     fn move_to(&mut self, z: Vector, value: f64) -> Result<(), NewtonError> {
         self.finish(z, value);
-        let failed = |tries| move |source| NewtonError::Problem { tries, source };
         let before = self.gradient_norm;
         if let Reuse::WhileContracting(share) = self.params.reuse {
-            self.gradient = self.problem.gradient(&self.z).map_err(failed(self.tries))?;
-            self.gradient_norm = self.gradient.norm();
-            self.check_gradient()?;
+            self.refresh_gradient()?;
             if self.gradient_norm <= share * before || self.is_stationary() {
                 self.stale = true;
                 return Ok(());
@@ -339,6 +351,15 @@ impl<'a> Run<'a> {
         }
         self.policy.accepted();
         self.linearise()
+    }
+
+    /// ∇φ at the present point, beside an H that stays.
+    fn refresh_gradient(&mut self) -> Result<(), NewtonError> {
+        let tries = self.tries;
+        let gradient = self.problem.gradient(&self.z);
+        self.gradient = gradient.map_err(|source| NewtonError::Problem { tries, source })?;
+        self.gradient_norm = self.gradient.norm();
+        self.check_gradient()
     }
 
     fn linearise(&mut self) -> Result<(), NewtonError> {
@@ -352,19 +373,23 @@ impl<'a> Run<'a> {
     }
 
     /// A rejected step. `false` where the ridge has run out.
-    fn reject(&mut self) -> bool {
+    fn reject(&mut self) -> Result<bool, NewtonError> {
         // A model of an earlier point is the first suspect, and the ridge only the second.
-        if self.stale && self.linearise().is_ok() {
-            return true;
+        if self.stale {
+            self.linearise()?;
+            return Ok(true);
         }
-        self.policy.rejected()
+        Ok(self.policy.rejected())
     }
 
-    fn finish(&mut self, z: Vector, value: f64) {
-        if value <= self.value {
+    /// Moves to a point that is no worse; `false` where it is.
+    fn finish(&mut self, z: Vector, value: f64) -> bool {
+        let better = value <= self.value;
+        if better {
             (self.z, self.value) = (z, value);
             self.accepts += 1;
         }
+        better
     }
 
     fn note(&mut self, actual: f64, predicted: f64, accepted: bool) {

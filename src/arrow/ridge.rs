@@ -8,7 +8,8 @@ pub enum Ridge {
     None,
     /// `H + diag(ρ_t I, ρ_β I)`.
     Absolute { row: f64, border: f64 },
-    /// `H + ρ·diag(H)` (Marquardt): the step follows when unknowns change their scale.
+    /// `H + ρ·|diag(H)|` (Marquardt): the step follows when unknowns change their scale. Entries below zero are raised
+    /// as well; an entry of zero is not.
     Relative(f64),
 }
 
@@ -18,7 +19,7 @@ impl Ridge {
         match self {
             Self::None => 0.0,
             Self::Absolute { row, .. } => row,
-            Self::Relative(rho) => rho * h,
+            Self::Relative(rho) => rho * h.abs(),
         }
     }
 
@@ -27,7 +28,7 @@ impl Ridge {
         match self {
             Self::None => 0.0,
             Self::Absolute { border, .. } => border,
-            Self::Relative(rho) => rho * h,
+            Self::Relative(rho) => rho * h.abs(),
         }
     }
 

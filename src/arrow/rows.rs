@@ -2,6 +2,7 @@ use faer::Mat;
 use rayon::prelude::*;
 
 use super::frame::FrameError;
+use super::vector::largest;
 use super::{Block, Cross, Ridge, System};
 use crate::ops::cholesky::{NonPositivePivot, backward_small, cholesky_small, forward_small};
 
@@ -21,9 +22,9 @@ impl RowFactors {
         let (starts, offsets) = (system.block_starts().to_vec(), system.offsets().to_vec());
         for i in 0..offsets.len() - 1 {
             let (d, block) = (offsets[i + 1] - offsets[i], &mut l[starts[i]..starts[i + 1]]);
-            let largest = block.iter().step_by(d + 1).fold(0.0, |m: f64, v| m.max(v.abs()));
+            let height = largest(block.iter().step_by(d + 1).copied());
             (0..d).for_each(|k| block[k * d + k] += ridge.on_row(block[k * d + k]));
-            cholesky_small(block, d).map_err(|e| not_positive(Block::Row(i), e, largest))?;
+            cholesky_small(block, d).map_err(|e| not_positive(Block::Row(i), e, height))?;
         }
         Ok(Self { l, starts, offsets })
     }

@@ -5,7 +5,9 @@ use rayon::prelude::*;
 use super::frame::FrameError;
 use super::host::Factor;
 use super::rows::{RowFactors, not_positive};
+use super::vector::largest;
 use super::{Block, Border, Cross, Ridge, System};
+use crate::ops::cholesky::NonPositivePivot;
 use crate::ops::matmul::rows;
 use crate::ops::matvec::dot;
 use crate::ops::syrk::symmetric_product;
@@ -44,7 +46,7 @@ impl Capacitance {
         }
         root.scale(&mut z, m, p);
         let k = capacitance(&z, factors.offsets(), p);
-        let k = Factor::build(k, m).map_err(|e| not_positive(Block::Border, e, 1.0))?;
+        let k = Factor::build(k, m).map_err(|e| too_strong(system, factors, e))?;
         Ok(Self { root, z, k, part })
     }
 
@@ -73,35 +75,58 @@ impl Capacitance {
         border + self.k.log_det()
     }
 
+    /// The pivots of chol(K).
     pub(super) fn pivots(&self) -> impl Iterator<Item = f64> + '_ {
         self.k.pivots()
     }
+
+    /// The squared pivots of E, each over its entry of the border's ridged diagonal.
+    pub(super) fn border_shares(&self, diagonal: &[f64]) -> impl Iterator<Item = f64> {
+        let shares: Vec<f64> = match &self.root {
+            // A diagonal's pivots are its entries.
+            Root::Diagonal(_) => Vec::new(),
+            Root::Kronecker(factor, _) => {
+                factor.pivots().zip(diagonal.iter().step_by(self.part)).map(|(e, c)| e * e / c).collect()
+            }
+        };
+        shares.into_iter()
+    }
+}
+
+/// A pivot k of the capacitance that failed: in `L·K·Lᵀ`, what the border leaves of the rows, it is `l²·k`.
+fn too_strong(system: &System, factors: &RowFactors, failed: NonPositivePivot) -> FrameError {
+    let (row, offsets) = (failed.index, factors.offsets());
+    let block = offsets.partition_point(|first| *first <= row) - 1;
+    let l = factors.pivots().nth(row).unwrap_or(1.0);
+    let width = offsets[block + 1] - offsets[block];
+    let height = largest(system.block(block).iter().step_by(width + 1).copied());
+    let pivot = NonPositivePivot { index: row - offsets[block], pivot: l * l * failed.pivot };
+    not_positive(Block::Row(block), pivot, height)
 }
 
 impl Root {
     fn build(system: &System, ridge: Ridge) -> Result<Self, FrameError> {
-        let failed = |e, largest| not_positive(Block::Border, e, largest);
+        let failed = |e, height| not_positive(Block::Border, e, height);
         match system.border_hessian() {
             Border::Diagonal(c) => {
-                let largest = c.iter().fold(0.0, |m: f64, c| m.max(c.abs()));
+                let height = largest(c.iter().copied());
                 let root = |(index, c): (usize, &f64)| {
                     let pivot = c + ridge.on_border(*c);
-                    let bad = crate::ops::cholesky::NonPositivePivot { index, pivot };
-                    if pivot > 0.0 { Ok(pivot.sqrt()) } else { Err(failed(bad, largest)) }
+                    let bad = NonPositivePivot { index, pivot };
+                    if pivot > 0.0 { Ok(pivot.sqrt()) } else { Err(failed(bad, height)) }
                 };
                 Ok(Self::Diagonal(c.iter().enumerate().map(root).collect::<Result<_, _>>()?))
             }
             Border::Kronecker { basis, gram } => {
                 let mut gram = gram.clone();
-                let mut largest: f64 = 0.0;
+                let height = largest(gram.iter().step_by(basis + 1).copied());
                 for g in gram.iter_mut().step_by(basis + 1) {
-                    largest = largest.max(g.abs());
                     *g += ridge.on_border(*g);
                 }
                 let part = system.border() / basis;
                 let factor = Factor::build(gram, *basis).map_err(|mut e| {
                     e.index *= part;
-                    failed(e, largest)
+                    failed(e, height)
                 })?;
                 Ok(Self::Kronecker(factor, *basis))
             }

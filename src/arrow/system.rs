@@ -320,6 +320,18 @@ fn offsets(rows: Rows) -> Result<Vec<usize>, SystemError> {
     Ok(offsets)
 }
 
+/// Whether two mirrored entries are the same but for rounding, beside the diagonal entries of their row and column.
+/// See [`SYMMETRY_TOLERANCE`]. The roots are taken one by one: the product of two large entries would overflow.
+#[inline(always)]
+pub(super) fn are_mirrored(value: f64, mirror: f64, h_ii: f64, h_jj: f64) -> bool {
+    let difference = (value - mirror).abs();
+    if difference == 0.0 {
+        return true;
+    }
+    let diagonal = h_ii.abs().sqrt() * h_jj.abs().sqrt();
+    difference <= SYMMETRY_TOLERANCE * value.abs().max(mirror.abs()).max(diagonal)
+}
+
 /// Tile by tile, so that the mirrored reads stay in the cache.
 fn check_symmetric(block: Block, a: &[f64], n: usize) -> Result<(), SystemError> {
     use rayon::prelude::*;
@@ -328,13 +340,8 @@ fn check_symmetric(block: Block, a: &[f64], n: usize) -> Result<(), SystemError>
         for i in rows..(rows + TILE).min(n) {
             for j in cols..(cols + TILE).min(i) {
                 let (value, mirror) = (a[i * n + j], a[j * n + i]);
-                let difference = (value - mirror).abs();
-                if difference == 0.0 {
-                    continue;
-                }
-                let diagonal = (a[i * n + i] * a[j * n + j]).abs().sqrt();
-                if difference > SYMMETRY_TOLERANCE * value.abs().max(mirror.abs()).max(diagonal) {
-                    let (row, col) = (i, j);
+                if !are_mirrored(value, mirror, a[i * n + i], a[j * n + j]) {
+                    let (row, col, difference) = (i, j, (value - mirror).abs());
                     return Err(SystemError::Asymmetric { block, row, col, value, mirror, difference });
                 }
             }

@@ -25,9 +25,9 @@ impl Vector {
         dot(&self.row, &other.row) + dot(&self.border, &other.border)
     }
 
-    /// ‖·‖₂, free of overflow and underflow.
+    /// ‖·‖₂, free of overflow and underflow; NaN where there is one among the numbers.
     pub fn norm(&self) -> f64 {
-        let largest = self.values().fold(0.0, |m: f64, v| if v.is_nan() { f64::NAN } else { m.max(v.abs()) });
+        let largest = largest(self.values());
         if largest == 0.0 || !largest.is_finite() {
             return largest;
         }
@@ -63,6 +63,11 @@ impl Vector {
     }
 }
 
+/// The largest magnitude, 0 of none. Unlike `f64::max`, NaN wins.
+pub(super) fn largest(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().map(f64::abs).fold(0.0, |m, v| if v > m || v.is_nan() { v } else { m })
+}
+
 /// Index of the first number that is NaN or infinite.
 pub(super) fn first_non_finite(values: &[f64]) -> Option<usize> {
     const CHUNK: usize = 1 << 16;
@@ -73,4 +78,20 @@ pub(super) fn first_non_finite(values: &[f64]) -> Option<usize> {
         }
         values.iter().position(|v| !v.is_finite()).map(|at| chunk * CHUNK + at)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nan_is_never_forgotten() {
+        for values in [[f64::NAN, 0.0, 0.0], [0.0, f64::NAN, 1.0], [1.0, 2.0, f64::NAN]] {
+            assert!(largest(values).is_nan());
+            let vector = Vector { row: values[..2].to_vec(), border: values[2..].to_vec() };
+            assert!(vector.norm().is_nan(), "{values:?}");
+        }
+        assert_eq!(largest([1.0, -3.0, 2.0]), 3.0);
+        assert_eq!(Vector { row: vec![f64::INFINITY], border: vec![1.0] }.norm(), f64::INFINITY);
+    }
 }

@@ -7,7 +7,7 @@ use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::arrow::bench::{self, BenchParams, Figure};
 
-use super::device::DeviceChoice;
+use super::device::DeviceArgs;
 use super::table::Table;
 use super::{print, print_json};
 
@@ -26,9 +26,8 @@ enum What {
 /// The arrow solver: frames, solves, small systems, sweeps, bundle adjustment
 #[derive(clap::Args)]
 struct Arrow {
-    /// Where the work is done
-    #[arg(long, value_enum, default_value_t)]
-    device: DeviceChoice,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Timed runs of a solve, after one that is not counted
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,

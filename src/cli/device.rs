@@ -1,29 +1,20 @@
 use lapidary::arrow::Backend;
 use lapidary::device::{Device, DevicePolicy, select};
-use miette::{Result, miette};
+use miette::{IntoDiagnostic, Result};
 
 /// Where the work is done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum DeviceChoice {
-    /// The fastest device that is there; says once which and why
-    #[default]
-    Auto,
-    /// This machine's processors
-    Host,
-    /// An NVIDIA card; fails without one
-    Cuda,
+#[derive(clap::Args)]
+pub struct DeviceArgs {
+    /// auto (the fastest that is there; says once which and why), host, cuda or wgpu; a named one never falls back
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DevicePolicy,
 }
 
-impl DeviceChoice {
-    /// The backend of arrow systems. A named device never falls back to another.
-    pub fn arrow_backend(self) -> Result<Backend> {
-        let policy = match self {
-            Self::Auto => DevicePolicy::Auto,
-            Self::Host => DevicePolicy::Host,
-            Self::Cuda => DevicePolicy::Cuda,
-        };
-        let selection = select(policy).map_err(|error| miette!("{error}"))?;
-        if self == Self::Auto {
+impl DeviceArgs {
+    /// The backend of arrow systems.
+    pub fn arrow_backend(&self) -> Result<Backend> {
+        let selection = select(self.device).into_diagnostic()?;
+        if self.device == DevicePolicy::Auto {
             eprintln!("device: {}", selection.reason);
         }
         Ok(match selection.device {

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use lapidary::arrow::{Budget, Frame, Params, Ridge, file};
 
-use super::device::DeviceChoice;
+use super::device::DeviceArgs;
 use super::{print, print_json};
 
 /// Solve an arrow-structured system: safetensors in, δ = (H + ridge)⁻¹b out
@@ -25,9 +25,8 @@ pub struct Args {
     /// Added to the diagonal as a share of it
     #[arg(long, value_name = "RHO")]
     relative_ridge: Option<f64>,
-    /// Where the work is done
-    #[arg(long, value_enum, default_value_t)]
-    device: DeviceChoice,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Bytes that the frame may take [default: what is free]
     #[arg(long, value_name = "BYTES")]
     memory: Option<u64>,

@@ -23,7 +23,7 @@ __device__ int factor(const double* D, double absolute, double relative, double*
 #pragma unroll
         for (int c = 0; c <= r; ++c) {
             double v = D[r * ROW_DIM + c];
-            if (r == c) v += absolute + relative * v;
+            if (r == c) v += absolute + relative * fabs(v);
 #pragma unroll
             for (int k = 0; k < ROW_DIM; ++k)
                 if (k < c) v -= l[r * (r + 1) / 2 + k] * l[c * (c + 1) / 2 + k];
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
                         own = border_rhs[base + r];
                     else {
                         own = C[(base + r) * p + c];
-                        if (c == r) own += absolute_border + relative * own;
+                        if (c == r) own += absolute_border + relative * fabs(own);
                     }
                     s[r * wide + c] = own - sum[k];
                 }

@@ -15,7 +15,8 @@ pub struct NonPositivePivot {
     pub pivot: f64,
 }
 
-/// Cholesky factor in place: `A = L·Lᵀ`, A (n x n) symmetric, only its lower triangle read and written.
+/// Cholesky factor in place: `A = L·Lᵀ`, A (n x n) symmetric. L takes the place of the lower triangle and depends on
+/// it alone; what the upper triangle holds afterwards means nothing.
 ///
 /// Left-looking by blocks of columns: each takes the product of all columns before it in one GEMM, so n³/3
 /// multiplications and additions run at the rate of the product, in an order that threads do not change.

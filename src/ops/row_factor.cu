@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(128) factor_rows(
     int first = offsets[i], d = offsets[i + 1] - first, start = starts[i];
     for (int e = lane; e < d * d; e += 32) {
         double v = D[start + e];
-        a[e / d][e % d] = e / d == e % d ? v + absolute + relative * v : v;
+        a[e / d][e % d] = e / d == e % d ? v + absolute + relative * fabs(v) : v;
     }
     __syncwarp();
     for (int k = 0; k < d; ++k) {

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256) border_scale(
     int j = blockIdx.x * 256 + threadIdx.x;
     if (j >= p) return;
     long long at = (long long)j * (p + 1);
-    double d = C[at] + absolute + relative * C[at] + S[at];
+    double d = C[at] + absolute + relative * fabs(C[at]) + S[at];
     scale[j] = d > 0.0 ? 1.0 / sqrt(d) : 1.0;
 }
 
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(256) half_tiles(
             if (assemble) {
                 double b = C[low + (long long)high * p];
                 v += b;
-                if (i == j) v += absolute + relative * b;
+                if (i == j) v += absolute + relative * fabs(b);
                 scaled = v * s;
             } else {
                 scaled = v;

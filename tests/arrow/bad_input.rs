@@ -146,6 +146,49 @@ fn structured_borders_name_their_bad_pivots() {
     }
 }
 
+/// Rows of one unknown each, D = 3 and 3; the border is the identity, and only the second row sees it, twice as strong.
+fn strongly_coupled(border: Border) -> System {
+    let cross = Cross::Dense(vec![0.1, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0]);
+    System::new(Rows::Uniform { count: 2, dim: 1 }, 4, vec![3.0, 3.0], cross, border).unwrap()
+}
+
+#[test]
+fn a_coupling_too_strong_for_a_structured_border_is_told_by_its_row() {
+    let identity = Border::Kronecker { basis: 2, gram: vec![1.0, 0.0, 0.0, 1.0] };
+    for border in [Border::Diagonal(vec![1.0; 4]), identity] {
+        let system = Arc::new(strongly_coupled(border));
+        let error = Frame::build(&system, &params(Ridge::None)).err();
+        let Some(FrameError::NotPositiveDefinite { block, index, pivot, suggested }) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((block, index), (Block::Row(1), 0));
+        // 3 − 2·2 and what the first row, which hardly sees the border, takes: (0.1·2)²/(3 − 0.01).
+        assert!((pivot - (3.0 - 4.0 - 0.04 / 2.99)).abs() < 1e-14, "{pivot}");
+        let ridge = Ridge::Absolute { row: suggested, border: 0.0 };
+        assert!(Frame::build(&system, &params(ridge)).is_ok());
+    }
+}
+
+#[test]
+fn a_relative_ridge_raises_diagonals_below_zero_too() {
+    let (rows, cross) = (Rows::Uniform { count: 1, dim: 1 }, Cross::Dense(vec![0.0]));
+    let system = System::new(rows, 1, vec![-1.0], cross, Border::Diagonal(vec![-2.0])).unwrap();
+    let mut frame = build(&Arc::new(system), Ridge::Relative(3.0));
+    let rhs = Vector { row: vec![4.0], border: vec![8.0] };
+    assert!((frame.solve(&rhs).unwrap().step.values().sum::<f64>() - 4.0).abs() < 1e-14);
+}
+
+#[test]
+fn a_step_that_overflows_is_no_success() {
+    let (rows, cross) = (Rows::Uniform { count: 1, dim: 1 }, Cross::Dense(vec![0.0]));
+    let system = System::new(rows, 1, vec![1e-10], cross, Border::Diagonal(vec![1.0])).unwrap();
+    let mut frame = build(&Arc::new(system), Ridge::None);
+    let good = Vector { row: vec![1.0], border: vec![1.0] };
+    let large = Vector { row: vec![1e300], border: vec![1.0] };
+    let error = frame.solve_many(&[good, large]).unwrap_err();
+    assert!(matches!(error, FrameError::Overflow { index: 1, slab: "delta_row", .. }), "{error}");
+}
+
 #[test]
 fn bad_questions_to_a_frame() {
     let system = Arc::new(fixtures::well_conditioned(fixtures::SMALL).unwrap());
@@ -181,6 +224,24 @@ fn too_little_memory_is_refused_with_figure_and_budget() {
     for budget in [Budget::Bytes(needed), Budget::Unlimited, Budget::Available] {
         assert!(with(budget).is_ok());
     }
+}
+
+#[test]
+fn memory_of_factors_counts_them_and_their_product() {
+    let system = factored(Border::Dense(fixtures::tridiagonal(36)));
+    let (m, p) = (system.unknowns(), system.border());
+    let numbers = system.row_hessian().len() + system.cross().len() + m * p + p * p;
+    assert_eq!(lapidary::arrow::memory::host_frame_bytes(&system), 8 * numbers as u64);
+}
+
+#[test]
+fn symmetry_is_checked_beside_huge_diagonals() {
+    let mut bad = slabs();
+    bad.row_hessian = vec![1e200, 1e100, 0.0, 1e200, 3.0, 0.2, 0.2, 3.0];
+    assert!(bad.build().is_ok(), "1e100 is rounding beside 1e200");
+    let mut bad = slabs();
+    bad.row_hessian = vec![1e200, 1e199, 0.0, 1e200, 3.0, 0.2, 0.2, 3.0];
+    assert!(matches!(bad.build(), Err(SystemError::Asymmetric { block: Block::Row(0), .. })));
 }
 
 #[test]

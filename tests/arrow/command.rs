@@ -74,6 +74,22 @@ fn a_file_is_solved() {
 }
 
 #[test]
+fn devices_that_are_not_there_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("in.safetensors");
+    write(&file, &example());
+    for (device, expected) in
+        [("wgpu", "has no wgpu support: use auto, host or cuda"), ("gpu", "unknown device")]
+    {
+        let mut command = Command::cargo_bin("lapidary").unwrap();
+        let output = command.arg("solve").arg(&file).args(["--device", device]).output().unwrap();
+        assert!(!output.status.success());
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains(expected), "{text:?} lacks {expected:?}");
+    }
+}
+
+#[test]
 fn bad_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("in.safetensors");
@@ -82,25 +98,47 @@ fn bad_files_are_refused() {
         slabs[index] = slab;
         slabs
     };
+    // p = 4, M = 2, so r = 2.
+    let jacobian = |shape: &[usize]| {
+        vec![
+            f64s("row_hessian", &[2, 1, 1], &[2.0, 4.0]),
+            f64s("row_basis", &[2, 2], &[1.0; 4]),
+            f64s("row_jacobian", shape, &[0.1; 4]),
+            f64s("border_diagonal", &[4], &[4.0; 4]),
+            f64s("row_rhs", &[2], &[5.0, 16.0]),
+            f64s("border_rhs", &[4], &[1.0; 4]),
+        ]
+    };
     let f32s = ("row_rhs", Dtype::F32, vec![2, 1], vec![0; 8]);
     for (slabs, expected) in [
         (example()[..4].to_vec(), "tensor `border_rhs` is missing"),
         (with(3, f32s), "tensor `row_rhs` is stored as F32"),
         (with(0, f64s("row_hessian", &[2], &[2.0, 4.0])), "tensor `row_hessian` has the shape [2]"),
-        (with(1, f64s("row_cross", &[1], &[1.0])), "`row_cross` has 1 numbers where 2 are expected"),
-        (with(3, f64s("row_rhs", &[3], &[1.0; 3])), "`row_rhs` has 3 numbers"),
+        (with(0, f64s("row_hessian", &[2, 2, 1], &[1.0; 4])), "tensor `row_hessian` has the shape [2, 2, 1]"),
+        (
+            with(1, f64s("row_cross", &[1], &[1.0])),
+            "`row_cross` has the shape [1]; it must be [2, 1, 1] or [2, 1]",
+        ),
+        (with(1, f64s("row_cross", &[1, 2], &[1.0; 2])), "`row_cross` has the shape [1, 2]"),
+        (
+            with(2, f64s("border_hessian", &[1], &[4.0])),
+            "`border_hessian` has the shape [1]; it must be [1, 1]",
+        ),
+        (with(3, f64s("row_rhs", &[3], &[1.0; 3])), "`row_rhs` has the shape [3]; it must be [2, 1] or [2]"),
+        (with(3, f64s("row_rhs", &[1, 2], &[1.0; 2])), "`row_rhs` has the shape [1, 2]"),
+        (with(4, f64s("border_rhs", &[1, 1], &[1.0])), "`border_rhs` has the shape [1, 1]; it must be [1]"),
+        (jacobian(&[4]), "`row_jacobian` has the shape [4]; it must be [2, 1, 2] or [2, 2]"),
+        (jacobian(&[1, 4]), "`row_jacobian` has the shape [1, 4]"),
         (with(2, f64s("border_hessian", &[1, 1], &[-4.0])), "the border is not positive definite"),
     ] {
         write(&file, &slabs);
         let output = solve(&file, &[]);
-        let text: String = String::from_utf8_lossy(&output.stderr)
-            .split_whitespace()
-            .filter(|w| *w != "│")
-            .collect::<Vec<_>>()
-            .join(" ");
+        let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success());
-        assert!(text.contains(expected), "{text:?} lacks {expected:?}");
+        assert!(text.starts_with("error: ") && text.contains(expected), "{text:?} lacks {expected:?}");
     }
+    write(&file, &jacobian(&[2, 2]));
+    assert!(solve(&file, &[]).status.success());
     std::fs::write(&file, b"no tensors").unwrap();
     assert!(!solve(&file, &[]).status.success());
     write(&file, &example());

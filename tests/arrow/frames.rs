@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use faer::{Mat, Side};
 use lapidary::arrow::{
-    Border, Elimination, Frame, Method, Path, Ridge, System, Vector, build_and_solve, fixtures,
+    Border, Cross, Elimination, Frame, Method, Path, Ridge, Rows, System, Vector, build_and_solve, fixtures,
 };
 
 use super::*;
@@ -91,6 +91,20 @@ fn ill_conditioned_frames_notice_and_correct() {
         let share = about.condition / condition;
         assert!((0.01..100.0).contains(&share), "{:e} for {condition:e}", about.condition);
     }
+}
+
+#[test]
+fn an_ill_conditioned_structured_border_is_noticed() {
+    // κ of G is 2e10 once scaled to a diagonal of ones; the coupling adds nothing.
+    let near = 1.0 - 1e-10;
+    let gram = vec![1.0, near, near, 1.0];
+    let cross = Cross::Dense(vec![1e-8; 8]);
+    let rows = Rows::Uniform { count: 2, dim: 1 };
+    let system = System::new(rows, 4, vec![3.0, 3.0], cross, Border::Kronecker { basis: 2, gram }).unwrap();
+    let about = build(&Arc::new(system), Ridge::None).about();
+    assert_eq!(about.elimination, Elimination::Border);
+    assert!((1e9..1e11).contains(&about.condition), "{:e}", about.condition);
+    assert_eq!(about.corrections, 1);
 }
 
 #[test]

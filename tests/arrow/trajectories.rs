@@ -141,6 +141,72 @@ fn every_outcome_has_its_name() {
     assert_eq!(outcome, Outcome::RidgeLimit);
 }
 
+/// `φ = offset + z·z` with one row and one border unknown.
+struct Bowl {
+    offset: f64,
+    /// Objectives that are told before they become NaN, and linearisations that succeed.
+    left: (u32, u32),
+}
+
+impl Problem for Bowl {
+    fn objective(&mut self, z: &Vector) -> f64 {
+        let Some(left) = self.left.0.checked_sub(1) else { return f64::NAN };
+        self.left.0 = left;
+        self.offset + z.dot(z)
+    }
+
+    fn linearise(&mut self, z: &Vector) -> Result<Linearisation, Failed> {
+        self.left.1 = self.left.1.checked_sub(1).ok_or("no derivative")?;
+        let rows = Rows::Uniform { count: 1, dim: 1 };
+        // Twice the true curvature: each step halves the gradient.
+        let hessian = System::new(rows, 1, vec![4.0], Cross::Dense(vec![0.0]), Border::Diagonal(vec![4.0]))?;
+        Ok(Linearisation { gradient: z.scaled(2.0), hessian: Arc::new(hessian) })
+    }
+
+    fn gradient(&mut self, z: &Vector) -> Result<Vector, Failed> {
+        Ok(z.scaled(2.0))
+    }
+}
+
+#[test]
+fn a_problem_that_breaks_after_a_rejected_step_is_an_error() {
+    let start = Vector { row: vec![1.0], border: vec![1.0] };
+    let params = NewtonParams { reuse: Reuse::WhileContracting(0.9), ..NewtonParams::default() };
+    let error = newton(&mut Bowl { offset: 0.0, left: (2, 1) }, start, &params).unwrap_err();
+    assert_eq!(error.to_string(), "the problem cannot be linearised after 2 tries: no derivative");
+}
+
+#[test]
+fn the_last_gradient_is_that_of_the_last_point() {
+    let start = Vector { row: vec![1e-5], border: vec![-1e-5] };
+    let summary = newton(&mut Bowl { offset: 1e6, left: (9, 9) }, start, &NewtonParams::default()).unwrap();
+    assert_eq!((summary.outcome, summary.accepts), (Outcome::Converged, 1));
+    assert_eq!(summary.gradient_norm, summary.z.scaled(2.0).norm());
+    assert_eq!(summary.z.row, [5e-6]);
+}
+
+#[test]
+fn a_step_that_overflows_is_a_failed_try() {
+    /// A curvature next to nothing: without a ridge the step leaves f64.
+    struct Flat;
+    impl Problem for Flat {
+        fn objective(&mut self, z: &Vector) -> f64 {
+            1e200 * z.row[0]
+        }
+        fn linearise(&mut self, _: &Vector) -> Result<Linearisation, Failed> {
+            let rows = Rows::Uniform { count: 1, dim: 1 };
+            let (cross, border) = (Cross::Dense(vec![0.0]), Border::Diagonal(vec![1.0]));
+            let hessian = System::new(rows, 1, vec![1e-200], cross, border)?;
+            let gradient = Vector { row: vec![1e200], border: vec![0.0] };
+            Ok(Linearisation { gradient, hessian: Arc::new(hessian) })
+        }
+    }
+    let params = NewtonParams { tries: 2, ..NewtonParams::published() };
+    let start = Vector { row: vec![0.0], border: vec![0.0] };
+    let summary = newton(&mut Flat, start, &params).unwrap();
+    assert!(!summary.trace[0].accepted && summary.trace[1].ridge > 0.0);
+}
+
 #[test]
 fn a_bad_start_is_an_error() {
     let start = Vector { row: vec![f64::NAN, 0.0], border: vec![0.0] };

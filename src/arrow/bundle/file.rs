@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::{Bundle, CAMERA, Observation, POINT};
@@ -14,6 +15,10 @@ pub enum BundleError {
     NotANumber { file: PathBuf, text: String, what: String },
     #[error("{file}: {what} is {got}, and there are only {count}")]
     OutOfRange { file: PathBuf, what: String, got: usize, count: usize },
+    #[error(
+        "{file}: {what} {index} is in no observation, so nothing determines it; take it out and number the rest anew"
+    )]
+    Unseen { file: PathBuf, what: &'static str, index: usize },
     #[error("{file}: {what}")]
     Empty { file: PathBuf, what: &'static str },
 }
@@ -44,6 +49,8 @@ pub fn read(file: &Path) -> Result<(Bundle, Vector), BundleError> {
         ];
         observations.push(Observation { camera, point, pixel });
     }
+    all_seen(file, "camera", cameras, observations.iter().map(|o| o.camera))?;
+    all_seen(file, "point", points, observations.iter().map(|o| o.point))?;
     let mut z = Vector::default();
     for k in 0..cameras {
         for _ in 0..CAMERA {
@@ -56,6 +63,20 @@ pub fn read(file: &Path) -> Result<(Bundle, Vector), BundleError> {
         }
     }
     Ok((Bundle::new(cameras, points, observations), z))
+}
+
+/// What nothing sees has a zero block, which no relative ridge can repair.
+fn all_seen(
+    file: &Path,
+    what: &'static str,
+    count: usize,
+    seen: impl Iterator<Item = usize>,
+) -> Result<(), BundleError> {
+    let seen: HashSet<usize> = seen.collect();
+    match (0..count).find(|index| !seen.contains(index)) {
+        Some(index) => Err(BundleError::Unseen { file: file.into(), what, index }),
+        None => Ok(()),
+    }
 }
 
 struct Words<'a> {

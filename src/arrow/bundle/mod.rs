@@ -14,7 +14,7 @@ pub use camera::{CAMERA, POINT, Projection, project};
 pub use file::{BundleError, read};
 
 use super::newton::{Linearisation, NewtonParams, Problem, Stop};
-use super::{Border, Cross, Rows, System, Vector};
+use super::{Border, Budget, Cross, Rows, System, Vector, memory};
 
 /// One observed image point, in pixels from the image's centre.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,6 +32,7 @@ pub struct Bundle {
     observations: Vec<Observation>,
     /// First observation of each point, and their number at the end.
     starts: Vec<usize>,
+    budget: Budget,
 }
 
 impl Bundle {
@@ -39,7 +40,20 @@ impl Bundle {
     pub fn new(cameras: usize, points: usize, mut observations: Vec<Observation>) -> Self {
         observations.sort_by_key(|o| o.point);
         let starts = (0..=points).map(|point| observations.partition_point(|o| o.point < point)).collect();
-        Self { cameras, observations, starts }
+        Self { cameras, observations, starts, budget: Budget::default() }
+    }
+
+    /// The same problem, whose linearisations may take this much.
+    pub fn with_budget(self, budget: Budget) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// Bytes that one linearisation takes: slabs and gradient, and what each observation adds to the border.
+    pub fn linearisation_bytes(&self) -> u64 {
+        let (m, p) = ((self.points() * POINT) as u64, (self.cameras * CAMERA) as u64);
+        let numbers = m.saturating_mul(p + POINT as u64 + 1).saturating_add(p.saturating_mul(p + 1));
+        let parts = (self.observations.len() * size_of::<CameraPart>()) as u64;
+        numbers.saturating_mul(8).saturating_add(parts)
     }
 
     pub fn cameras(&self) -> usize {
@@ -92,6 +106,8 @@ impl Problem for Bundle {
 
     fn linearise(&mut self, z: &Vector) -> Result<Linearisation, Box<dyn std::error::Error + Send + Sync>> {
         let (points, p) = (self.points(), self.cameras * CAMERA);
+        let detail = format!("linearising {points} points and {} cameras", self.cameras);
+        self.budget.check(self.linearisation_bytes(), &detail, memory::host_available)?;
         let mut row_hessian = vec![0.0; points * POINT * POINT];
         let mut row_gradient = vec![0.0; points * POINT];
         let mut cross = vec![0.0; points * POINT * p];
