@@ -1,10 +1,11 @@
 use std::ffi::c_int;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 use cudarc::cublas::sys;
 
 use super::{Buffer, Cuda, Stream, library};
-use crate::device::DeviceError;
+use crate::device::telemetry::Counters;
+use crate::device::{DeviceError, Telemetry};
 
 /// Workspace of every handle, in bytes: what cuBLAS advises for Hopper. Fixed, so that captured graphs and results do
 /// not depend on what else runs.
@@ -30,6 +31,7 @@ pub enum Triangle {
 pub struct Blas {
     handle: sys::cublasHandle_t,
     cuda: Cuda,
+    counters: Arc<Counters>,
     /// The one scratch of this handle, kept alive for it.
     _workspace: Buffer<u8>,
 }
@@ -50,8 +52,8 @@ impl Blas {
         // SAFETY: the library is there; the stream and the workspace live as long as the handle is used.
         unsafe {
             check("cublasCreate", sys::cublasCreate_v2(&mut handle))?;
-            cuda.counters().handles.fetch_add(1, Relaxed);
-            let blas = Self { handle, cuda: cuda.clone(), _workspace: workspace };
+            stream.count(Telemetry { handles: 1, ..Telemetry::default() });
+            let blas = Self { handle, cuda: cuda.clone(), counters: stream.counters().clone(), _workspace: workspace };
             check("cublasSetStream", sys::cublasSetStream_v2(handle, stream.raw().cast()))?;
             let address = blas._workspace.address() as *mut std::ffi::c_void;
             check("cublasSetWorkspace", sys::cublasSetWorkspace_v2(handle, address, WORKSPACE))?;
@@ -193,7 +195,7 @@ impl Blas {
     }
 
     fn count(&self) -> Result<(), DeviceError> {
-        self.cuda.counters().launches.fetch_add(1, Relaxed);
+        self.counters.add(Telemetry { launches: 1, ..Telemetry::default() });
         self.cuda.bind()
     }
 }

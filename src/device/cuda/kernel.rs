@@ -126,7 +126,7 @@ impl Kernel {
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<(), DeviceError> {
         stream.cuda().bind()?;
-        stream.cuda().counters().launches.fetch_add(1, Relaxed);
+        stream.count(Telemetry { launches: 1, ..Telemetry::default() });
         let mut slots: [*mut c_void; Args::MOST] = [std::ptr::null_mut(); Args::MOST];
         for (slot, value) in slots.iter_mut().zip(&mut args.values) {
             *slot = std::ptr::from_mut(value).cast();
