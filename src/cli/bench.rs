@@ -62,7 +62,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let measured = bench::run(&params, &mut figures, &|what| eprintln!("measuring: {what}"));
     if let Some(folder) = &args.out {
         let machine = machine(&bench::machine(&params.backend), &figures);
-        write(folder, &[("figures.csv", csv(&figures)), ("command.txt", command()), ("machine.txt", machine)])?;
+        write(
+            folder,
+            &[("figures.csv", csv(&figures)), ("command.txt", command()), ("machine.txt", machine)],
+        )?;
     }
     if args.json {
         print_json(&figures)?;

@@ -6,7 +6,8 @@ pub fn machine(backend: &Backend) -> Vec<(&'static str, String)> {
     #[cfg(feature = "cuda")]
     if let Backend::Cuda(pool) = backend {
         let cuda = pool.cuda();
-        let card = format!("{} (sm_{}), {} multiprocessors", cuda.name(), cuda.arch(), cuda.multiprocessors());
+        let card =
+            format!("{} (sm_{}), {} multiprocessors", cuda.name(), cuda.arch(), cuda.multiprocessors());
         parts.push(("card", card));
         let module = first_line("/proc/driver/nvidia/version").unwrap_or_default();
         parts.push(("driver", format!("CUDA {} {module}", cuda.driver()).trim_end().to_owned()));

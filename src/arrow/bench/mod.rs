@@ -89,11 +89,7 @@ pub enum BenchError {
 ///
 /// # Errors
 /// A wrong answer, or whatever keeps a fixture from being solved.
-pub fn run(
-    params: &BenchParams,
-    figures: &mut Vec<Figure>,
-    tell: &dyn Fn(&str),
-) -> Result<(), BenchError> {
+pub fn run(params: &BenchParams, figures: &mut Vec<Figure>, tell: &dyn Fn(&str)) -> Result<(), BenchError> {
     match &params.backend {
         Backend::Host => run_host(params, figures, tell),
         #[cfg(feature = "cuda")]
@@ -101,11 +97,7 @@ pub fn run(
     }
 }
 
-fn run_host(
-    params: &BenchParams,
-    figures: &mut Vec<Figure>,
-    tell: &dyn Fn(&str),
-) -> Result<(), BenchError> {
+fn run_host(params: &BenchParams, figures: &mut Vec<Figure>, tell: &dyn Fn(&str)) -> Result<(), BenchError> {
     let mut bench = Bench { params, rates: Rates::measure(), figures, worst: 0.0 };
     bench.push("copy_rate", bench.rates.copy / 1e9, "GB/s");
     bench.push("gemm_rate", bench.rates.gemm / 1e9, "GFLOP/s");

@@ -2,14 +2,13 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use sha2::{Digest, Sha256};
 
 use super::{Cuda, Stream, check, library};
-use crate::device::{DeviceError, write_durably};
+use crate::device::{DeviceError, Telemetry, write_durably};
 
 /// The text of a `.cu` file and the constants that stand before it: declared once, in Rust.
 #[derive(Clone, Debug)]

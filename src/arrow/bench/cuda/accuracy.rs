@@ -20,12 +20,8 @@ impl Card<'_> {
     /// The same right-hand sides on card and host: one random and one `b = Hx`, and `log det H` of both.
     pub(super) fn beside_host(&mut self, case: &str, system: &Arc<System>) -> Result<(), BenchError> {
         let norm = system.norm2(Ridge::None);
-        let sides = [
-            fixtures::random_vector(system, 3),
-            system.apply(&fixtures::random_vector(system, 4)),
-        ];
-        let mut frames =
-            [Frame::build(system, &self.params())?, Frame::build(system, &Params::default())?];
+        let sides = [fixtures::random_vector(system, 3), system.apply(&fixtures::random_vector(system, 4))];
+        let mut frames = [Frame::build(system, &self.params())?, Frame::build(system, &Params::default())?];
         for (frame, place) in frames.iter_mut().zip(["card", "host"]) {
             let mut worst: f64 = 0.0;
             for rhs in &sides {

@@ -59,12 +59,17 @@ impl Card<'_> {
         }
         let most = self.bench.params.lanes.map_or(LANES, NonZero::get);
         let alone = self.steps(&cells, &border, 1)?;
-        let residuals: Vec<f64> =
-            cells.par_iter().zip(&alone).map(|(cell, step)| cell.residual(&border, step)).collect::<Result<_, _>>()?;
+        let residuals: Vec<f64> = cells
+            .par_iter()
+            .zip(&alone)
+            .map(|(cell, step)| cell.residual(&border, step))
+            .collect::<Result<_, _>>()?;
         let worst = residuals.into_iter().fold(0.0, f64::max);
         self.bench.check("sweep", worst)?;
         let mut times = Vec::new();
-        for lanes in std::iter::successors(Some(1), |lanes| Some(2 * lanes)).take_while(|lanes| *lanes <= most) {
+        for lanes in
+            std::iter::successors(Some(1), |lanes| Some(2 * lanes)).take_while(|lanes| *lanes <= most)
+        {
             if self.steps(&cells, &border, lanes)? != alone {
                 return Err(Self::wrong("sweep", format!("{lanes} lanes gave other bits than one")));
             }
@@ -72,7 +77,8 @@ impl Card<'_> {
         }
         drop(pinned);
         let single = times[0].0;
-        let (took, lanes) = times.iter().copied().fold(times[0], |best, next| if next.0 < best.0 { next } else { best });
+        let (took, lanes) =
+            times.iter().copied().fold(times[0], |best, next| if next.0 < best.0 { next } else { best });
         let (bound, what) = self.bound(&cells);
         let name = format!("sweep{}", cells.len());
         for (took, lanes) in times {
