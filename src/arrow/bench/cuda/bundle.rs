@@ -13,16 +13,19 @@ impl Card<'_> {
     /// The same Newton loop on host and card.
     pub(super) fn bundle(&mut self, path: &Path) -> Result<(), BenchError> {
         let (mut problem, start) = bundle::read(path)?;
+        let places = [(Backend::Host, "arrow.host"), (self.backend(), "arrow")];
         let mut runs = Vec::new();
-        for (backend, prefix) in [(Backend::Host, "arrow.host"), (self.backend(), "arrow")] {
+        for (backend, prefix) in &places {
             let first = problem.linearise(&start)?.hessian;
-            self.ridged(prefix, "bal49.first_residual", &first, &backend, bundle::params().first_ridge)?;
+            self.ridged(prefix, "bal49.first_residual", &first, backend, bundle::params().first_ridge)?;
             let params = NewtonParams { backend: backend.clone(), ..bundle::params() };
             let summary = newton(&mut problem, start.clone(), &params)?;
             self.report(prefix, &summary);
-            let last = problem.linearise(&summary.z)?.hessian;
-            self.ridged(prefix, "bal49.last_residual", &last, &backend, bundle::params().least_ridge)?;
             runs.push(summary);
+        }
+        for ((backend, prefix), summary) in places.iter().zip(&runs) {
+            let last = problem.linearise(&summary.z)?.hessian;
+            self.ridged(prefix, "bal49.last_residual", &last, backend, bundle::params().least_ridge)?;
         }
         let [host, card] = &runs[..] else { return Ok(()) };
         let apart = (card.objective / host.objective - 1.0).abs();

@@ -63,12 +63,13 @@ impl Card<'_> {
         }
         tell("small systems");
         self.small_systems()?;
+        tell("sweep");
+        self.sweep()?;
         if let Some(path) = &self.bench.params.bundle {
             tell("bundle adjustment, host and card");
             self.bundle(path)?;
         }
-        tell("sweep");
-        self.sweep()
+        Ok(())
     }
 
     fn backend(&self) -> Backend {
