@@ -157,11 +157,12 @@ impl Batch {
     }
 
     /// Whether the numbers of system `k` make one: finite, and symmetric blocks.
+    #[cfg(feature = "cuda")]
     pub(super) fn check_numbers(&self, k: usize) -> Status {
-        let one = self.one(k);
-        one.check(self.border).err().unwrap_or(Status::Solved)
+        self.one(k).check(self.border).err().unwrap_or(Status::Solved)
     }
 
+    #[inline(always)]
     fn one(&self, k: usize) -> One<'_> {
         let (d, p) = (self.dim, self.border);
         let rows = self.offsets[k]..self.offsets[k + 1];
