@@ -10,8 +10,9 @@ use lapidary::arrow::bench::small_batch;
 use lapidary::arrow::cuda::{CudaFrame, Lane, Layout, SmallBatch};
 use lapidary::arrow::fixtures::{self, SMALL, Shape};
 use lapidary::arrow::{
-    Backend, Border, Budget, Cross, Frame, FrameError, Linearisation, Method, NewtonParams, OuterSequence,
-    Params, Path, Problem, Quadratic, Ridge, Rows, Status, System, Vector, build_and_solve, newton, sweep,
+    Backend, Border, Budget, Cross, Frame, FrameError, Linearisation, Method, NewtonParams, Outcome,
+    OuterSequence, Params, Path, Problem, Quadratic, Ridge, Rows, Status, Stop, System, Vector,
+    build_and_solve, bundle, newton, sweep,
 };
 use lapidary::ops::splitmix::SplitMix64;
 
@@ -202,34 +203,144 @@ impl Problem for Hyperbola {
     }
 }
 
+type Case = (Box<dyn Problem>, Vector);
+
+fn quadratic(system: System) -> Case {
+    let (rhs, start) = (fixtures::random_vector(&system, 1), Vector::zeros(&system));
+    (Box::new(Quadratic { hessian: Arc::new(system), rhs }), start)
+}
+
+/// Outcome, tries, accepts and frames of both must be the same.
+fn takes_the_same_path(name: &str, card: &Backend, params: &NewtonParams, problem: &dyn Fn() -> Case) {
+    let run = |backend: Backend| {
+        let (mut problem, start) = problem();
+        let params = NewtonParams { backend, ..params.clone() };
+        let summary = newton(problem.as_mut(), start, &params).unwrap();
+        (summary.outcome, summary.tries, summary.accepts, summary.builds)
+    };
+    assert_eq!(run(card.clone()), run(Backend::Host), "{name}");
+}
+
 #[test]
 fn newton_takes_the_same_path_on_card_and_host() {
     let Some(params) = card() else { return };
-    let quadratic = |system: System| {
-        let (rhs, start) = (fixtures::random_vector(&system, 1), Vector::zeros(&system));
-        (Box::new(Quadratic { hessian: Arc::new(system), rhs }) as Box<dyn Problem>, start)
-    };
-    type Case = (Box<dyn Problem>, Vector);
-    let problems: [&dyn Fn() -> Case; 4] = [
-        &|| quadratic(fixtures::well_conditioned(shape(30, 2, 90)).unwrap()),
-        &|| quadratic(fixtures::indefinite().unwrap()),
-        &|| quadratic(fixtures::ill_conditioned(shape(20, 2, 50), 1e3).unwrap()),
-        &|| {
+    let problems: [(&str, &dyn Fn() -> Case); 3] = [
+        ("well conditioned", &|| quadratic(fixtures::well_conditioned(shape(30, 2, 90)).unwrap())),
+        ("indefinite", &|| quadratic(fixtures::indefinite().unwrap())),
+        ("hyperbola", &|| {
             let start = Vector { row: vec![3.0, -2.0], border: vec![4.0, 1.0, -3.0] };
             (Box::new(Hyperbola(2)), start)
-        },
+        }),
     ];
-    for (k, problem) in problems.into_iter().enumerate() {
-        for published in [false, true] {
-            let run = |backend: Backend| {
-                let base = if published { NewtonParams::published() } else { NewtonParams::default() };
-                let (mut problem, start) = problem();
-                let summary =
-                    newton(problem.as_mut(), start, &NewtonParams { backend, tries: 40, ..base }).unwrap();
-                (summary.outcome, summary.tries, summary.accepts, summary.builds)
-            };
-            assert_eq!(run(params.backend.clone()), run(Backend::Host), "problem {k}, published {published}");
+    for (name, problem) in problems {
+        for base in [NewtonParams::default(), NewtonParams::published()] {
+            takes_the_same_path(name, &params.backend, &NewtonParams { tries: 40, ..base }, problem);
         }
+    }
+}
+
+/// The gradient of a quadratic is known to about κ·ε of the first one: below that, rounding alone decides whether a
+/// step is accepted. The loop ends a hundred times above it, and every decision until then must be the same.
+#[test]
+fn newton_takes_the_same_path_at_condition_1e8() {
+    let Some(params) = card() else { return };
+    let condition = 1e8;
+    let problem = || quadratic(fixtures::ill_conditioned(shape(20, 2, 50), condition).unwrap());
+    let stop = Stop::RelativeGradient(100.0 * condition * f64::EPSILON);
+    let base = NewtonParams { stop, tries: 40, ..NewtonParams::default() };
+    takes_the_same_path("condition 1e8", &params.backend, &base, &problem);
+    let first_ridge = 1e-3;
+    takes_the_same_path("from a ridge", &params.backend, &NewtonParams { first_ridge, ..base }, &problem);
+    let (mut problem, start) = problem();
+    let params = NewtonParams { stop, backend: params.backend, ..NewtonParams::default() };
+    assert_eq!(newton(problem.as_mut(), start, &params).unwrap().outcome, Outcome::Converged);
+}
+
+#[test]
+fn bundle_adjustment_takes_the_same_path_on_card_and_host() {
+    let Some(params) = card() else { return };
+    let Some(path) = common::data("bal/problem-49-7776-pre.txt") else { return };
+    let run = |backend: Backend| {
+        let (mut problem, start) = bundle::read(&path).unwrap();
+        newton(&mut problem, start, &NewtonParams { backend, ..bundle::params() }).unwrap()
+    };
+    let (card, host) = (run(params.backend), run(Backend::Host));
+    assert_eq!((card.outcome, card.tries, card.accepts), (host.outcome, host.tries, host.accepts));
+    for cost in [card.objective, host.objective] {
+        assert!((cost / 13_344.240_3 - 1.0).abs() <= 1e-6, "{cost}");
+    }
+}
+
+#[test]
+fn a_frame_without_factors_does_not_answer() {
+    let Some(cuda) = common::cuda() else { return };
+    let system = fixtures::well_conditioned(SMALL).unwrap();
+    let rhs = fixtures::random_vector(&system, 1);
+    let layout = Layout::new(system.offsets().to_vec(), system.border());
+    let mut frame = CudaFrame::new(&cuda, layout, Default::default(), Budget::Available).unwrap();
+    assert_eq!(frame.solve(&rhs), Err(FrameError::NotFactored));
+    frame.factor_system(&system, Ridge::None).unwrap();
+    let step = frame.solve(&rhs).unwrap();
+    assert!(frame.factor_system(&fixtures::indefinite().unwrap(), Ridge::None).is_err());
+    assert_eq!(frame.solve_many(&[rhs.clone(), rhs.clone()]), Err(FrameError::NotFactored));
+    assert_eq!(frame.solve_wide(), Err(FrameError::NotFactored));
+    assert!(frame.log_det().is_nan());
+    frame.factor_system(&system, Ridge::None).unwrap();
+    assert_eq!(frame.solve(&rhs).unwrap(), step);
+}
+
+#[test]
+fn an_idle_frame_keeps_to_the_budget() {
+    let Some(params) = card() else { return };
+    let system = Arc::new(fixtures::well_conditioned(SMALL).unwrap());
+    drop(Frame::build(&system, &params).unwrap());
+    let narrow = Params { budget: Budget::Bytes(1000), ..params };
+    assert!(matches!(Frame::build(&system, &narrow), Err(FrameError::Memory(_))));
+}
+
+#[test]
+fn bad_numbers_in_a_batch_are_told_as_on_the_host() {
+    let Some(cuda) = common::cuda() else { return };
+    let (rows, d, p) = (20, 2, 4);
+    let mut batch = small_batch(8, rows, d, p);
+    batch.row_rhs[rows * d + 3] = f64::NAN;
+    batch.row_cross[2 * rows * d * p + 5] = f64::INFINITY;
+    batch.border_hessian[3 * p * p + 1] += 0.5;
+    batch.row_hessian[(4 * rows + 7) * d * d + 1] += 0.5;
+    batch.border_rhs[5 * p] = f64::NAN;
+    // Finite numbers whose step is not.
+    batch.border_rhs[6 * p] = f64::MAX;
+    batch.border_hessian[6 * p * p] = 1e-3;
+    let device = SmallBatch::new(&cuda, &batch).unwrap();
+    assert!(matches!(device.solve(Ridge::Relative(-1.0)), Err(FrameError::Ridge { .. })));
+    device.solve(Ridge::None).unwrap();
+    let (seen, host) = (device.steps().unwrap(), batch.solve().unwrap());
+    assert_eq!(seen.status, host.status);
+    assert_eq!(host.status[6], Status::NonFinite);
+    for k in 0..8 {
+        let solved = seen.status[k] == Status::Solved;
+        assert_eq!(solved, k == 0 || k == 7, "system {k}");
+        assert_eq!(seen.step(&batch, k).values().all(|v| v == 0.0), !solved, "system {k}");
+    }
+}
+
+#[test]
+fn lanes_count_for_themselves() {
+    let Some(params) = card() else { return };
+    let systems: Vec<Arc<System>> = (0..8)
+        .map(|k| Arc::new(fixtures::well_conditioned(Shape { seed: k, ..shape(60, 2, 400) }).unwrap()))
+        .collect();
+    let run = |lanes: usize| {
+        let fit = |_: &mut (), system: &Arc<System>| {
+            let mut frame = Frame::build(system, &params)?;
+            frame.solve(&fixtures::random_vector(system, 3)).map(|solution| solution.telemetry)
+        };
+        sweep(&systems, NonZero::new(lanes).unwrap(), |_| (), fit).results
+    };
+    let bytes = 8 * (60 * 2 + 400) as u64;
+    for seen in run(1).into_iter().chain(run(4)) {
+        let seen = seen.unwrap();
+        assert_eq!((seen.bytes_up, seen.bytes_down, seen.factorisations), (bytes, bytes, 0));
     }
 }
 

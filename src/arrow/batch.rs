@@ -156,6 +156,26 @@ impl Batch {
         Ok(solution)
     }
 
+    /// Whether the numbers of system `k` make one: finite, and symmetric blocks.
+    #[cfg(feature = "cuda")]
+    pub(super) fn check_numbers(&self, k: usize) -> Status {
+        self.one(k).check(self.border).err().unwrap_or(Status::Solved)
+    }
+
+    #[inline(always)]
+    fn one(&self, k: usize) -> One<'_> {
+        let (d, p) = (self.dim, self.border);
+        let rows = self.offsets[k]..self.offsets[k + 1];
+        One {
+            d,
+            row_hessian: &self.row_hessian[rows.start * d * d..rows.end * d * d],
+            row_cross: &self.row_cross[rows.start * d * p..rows.end * d * p],
+            border_hessian: &self.border_hessian[k * p * p..(k + 1) * p * p],
+            row_rhs: &self.row_rhs[rows.start * d..rows.end * d],
+            border_rhs: &self.border_rhs[k * p..(k + 1) * p],
+        }
+    }
+
     /// Whether the slabs fit together.
     ///
     /// # Errors
@@ -222,14 +242,7 @@ impl Task<'_> {
         let mut factors = Vec::new();
         for (k, system) in range.enumerate() {
             let rows = batch.offsets[system]..batch.offsets[system + 1];
-            let one = One {
-                d,
-                row_hessian: &batch.row_hessian[rows.start * d * d..rows.end * d * d],
-                row_cross: &batch.row_cross[rows.start * d * p..rows.end * d * p],
-                border_hessian: &batch.border_hessian[system * p * p..(system + 1) * p * p],
-                row_rhs: &batch.row_rhs[rows.start * d..rows.end * d],
-                border_rhs: &batch.border_rhs[system * p..(system + 1) * p],
-            };
+            let one = batch.one(system);
             let (step, tail) = std::mem::take(&mut row).split_at_mut(rows.len() * d);
             row = tail;
             let beta = &mut border[k * p..(k + 1) * p];

@@ -78,7 +78,8 @@ pub struct About {
     pub method: Method,
     /// Correction steps after each solve: `δ ← δ + frame(b − Hδ)`.
     pub corrections: u32,
-    /// Estimate of the 2-norm condition of H + ridge, scaled to a diagonal of ones.
+    /// On the host an estimate of the 2-norm condition of H + ridge, on a card the 1-norm condition of the border's
+    /// Schur complement; each scaled to a diagonal of ones.
     pub condition: f64,
     pub ridge: Ridge,
 }
@@ -124,6 +125,8 @@ pub enum FrameError {
         "the step of right-hand side {index} leaves the range of f64 (`{slab}` would be {value}); scale the system or the right-hand side"
     )]
     Overflow { index: usize, slab: &'static str, value: f64 },
+    #[error("the frame holds no factors: factor a system first, and again after a factorisation that failed")]
+    NotFactored,
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
@@ -149,9 +152,8 @@ impl Frame {
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(pool) => {
-                let before = super::cuda::telemetry(pool.cuda());
                 let frame = pool.build(system, ridge, params.budget)?;
-                let built = Telemetry { frames: 1, ..super::cuda::telemetry(pool.cuda()) - before };
+                let built = Telemetry { frames: 1, ..frame.built() };
                 (Kind::Cuda(Box::new(frame)), built)
             }
         };
@@ -180,9 +182,9 @@ impl Frame {
             Kind::Host(frame) => (frame.solve_many(rhs), Telemetry::default()),
             #[cfg(feature = "cuda")]
             Kind::Cuda(frame) => {
-                let before = super::cuda::telemetry(frame.cuda());
+                let before = frame.telemetry();
                 let steps = frame.solve_many(rhs)?;
-                (steps, super::cuda::telemetry(frame.cuda()) - before)
+                (steps, frame.telemetry() - before)
             }
         };
         check_steps(&steps)?;

@@ -1,4 +1,6 @@
 #[cfg(feature = "cuda")]
+use std::sync::Arc;
+#[cfg(feature = "cuda")]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What a device was asked to do: a reading of its counters, or the difference of two.
@@ -33,20 +35,43 @@ impl std::ops::Sub for Telemetry {
     }
 }
 
-/// The running counters of one device, shared by its streams.
+/// Running counters of a device, or of some of its streams: what those count, the device counts too.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub bytes_up: AtomicU64,
-    pub bytes_down: AtomicU64,
-    pub launches: AtomicU64,
-    pub factorisations: AtomicU64,
-    pub handles: AtomicU64,
-    pub contexts: AtomicU64,
+    device: Option<Arc<Counters>>,
+    bytes_up: AtomicU64,
+    bytes_down: AtomicU64,
+    launches: AtomicU64,
+    factorisations: AtomicU64,
+    handles: AtomicU64,
+    contexts: AtomicU64,
 }
 
 #[cfg(feature = "cuda")]
 impl Counters {
+    pub fn of(device: Arc<Counters>) -> Self {
+        Self { device: Some(device), ..Self::default() }
+    }
+
+    pub fn add(&self, seen: Telemetry) {
+        for (counter, count) in [
+            (&self.bytes_up, seen.bytes_up),
+            (&self.bytes_down, seen.bytes_down),
+            (&self.launches, seen.launches),
+            (&self.factorisations, seen.factorisations),
+            (&self.handles, seen.handles),
+            (&self.contexts, seen.contexts),
+        ] {
+            if count > 0 {
+                counter.fetch_add(count, Relaxed);
+            }
+        }
+        if let Some(device) = &self.device {
+            device.add(seen);
+        }
+    }
+
     pub fn read(&self) -> Telemetry {
         Telemetry {
             bytes_up: self.bytes_up.load(Relaxed),

@@ -5,7 +5,8 @@
 //
 // System k owns the row blocks rows[k] .. rows[k + 1]; D: d x d each, B: d x p each, row-major; C: p x p a system.
 // `status` of a system: 0; 1 + r when the pivot of row unknown r is not positive; -(1 + j) when pivot j of its border
-// is not; `pivot` is then that pivot, the step zero, and the neighbours do not notice.
+// is not; `pivot` is then that pivot. The lowest int when the step is not finite. The step of a system that fails is
+// zero, and the neighbours do not notice.
 // Rows go through shared memory in chunks: a thread factors a block, threads own (block, column) pairs of [Y u], then
 // threads own entries of the lower triangle of S and of the right-hand side, over groups of rows that are added in
 // order. Largest: d = 3, p = 32. Barriers: three a chunk.
@@ -193,6 +194,7 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
     }
     __syncthreads();
     bool good = failed == 0;
+    bool finite = t >= p || s[t * wide + p] - s[t * wide + p] == 0.0;
     for (int i = begin + t; i < end; i += 128) {
         double own[LOWER], v[ROW_DIM], value;
         factor(D + (long long)i * ROW_DIM * ROW_DIM, absolute_row, relative, own, value);
@@ -216,7 +218,17 @@ extern "C" __global__ void __launch_bounds__(128) solve_batch(
             for (int c = 0; c < ROW_DIM; ++c)
                 if (c > r) v[r] -= own[c * (c + 1) / 2 + r] * v[c];
             v[r] /= own[r * (r + 1) / 2 + r];
+            finite = finite && (!good || v[r] - v[r] == 0.0);
             row_step[row + r] = good ? v[r] : 0.0;
         }
+    }
+    if (__syncthreads_and(finite)) return;
+    // Each thread clears what it wrote.
+    for (int i = begin + t; i < end; i += 128)
+        for (int r = 0; r < ROW_DIM; ++r) row_step[(long long)i * ROW_DIM + r] = 0.0;
+    if (t < p) border_step[base + t] = 0.0;
+    if (t == 0) {
+        status[system] = 0x80000000;
+        log_det[system] = 0.0;
     }
 }

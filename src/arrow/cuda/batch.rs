@@ -1,3 +1,5 @@
+use rayon::prelude::*;
+
 use crate::arrow::frame::FrameError;
 use crate::arrow::{Batch, BatchError, BatchSolution, Block, Ridge, Status};
 use crate::device::DeviceError;
@@ -24,6 +26,9 @@ pub struct SmallBatch {
     status: Buffer<i32>,
     pivots: Buffer<f64>,
     log_det: Buffer<f64>,
+    /// Systems whose numbers make none, as the host told.
+    refused: Vec<(usize, Status)>,
+    offsets_seen: Vec<usize>,
 }
 
 /// Why a batch is not on the device.
@@ -36,7 +41,8 @@ pub enum SmallBatchError {
 }
 
 impl SmallBatch {
-    /// Checks the lengths of the systems' slabs and sends them up.
+    /// Checks the systems' slabs as the host does and sends them up. A system that is refused (NaN, infinity, a block
+    /// that is not symmetric) is told by its status.
     ///
     /// # Errors
     /// Slabs of the wrong length, a block or border that is too large; whatever the device says.
@@ -50,7 +56,10 @@ impl SmallBatch {
         let shared = chunk * row_bytes + 8 * border * (border + 1);
         let offsets: Vec<i32> = batch.offsets.iter().map(|o| *o as i32).collect();
         let up = |values: &[f64]| Buffer::from_slice(&stream, values);
+        let refused = (0..systems).into_par_iter().map(|k| (k, batch.check_numbers(k)));
         Ok(Self {
+            refused: refused.filter(|(_, status)| *status != Status::Solved).collect(),
+            offsets_seen: batch.offsets.clone(),
             kernel: Kernel::new(cuda, &source(dim), "solve_batch", shared)?,
             dim,
             border,
@@ -76,8 +85,12 @@ impl SmallBatch {
     /// Solves all systems and waits. Cost: one launch.
     ///
     /// # Errors
-    /// Whatever the device says. A system that is not positive definite is told by its status.
+    /// A ridge that is no ridge; whatever the device says. A system that is not positive definite is told by its
+    /// status.
     pub fn solve(&self, ridge: Ridge) -> Result<(), FrameError> {
+        if !ridge.is_valid() {
+            return Err(FrameError::Ridge { ridge });
+        }
         if self.systems == 0 {
             return Ok(());
         }
@@ -113,19 +126,27 @@ impl SmallBatch {
         let down = |buffer: &Buffer<f64>| buffer.to_vec(&self.stream, buffer.len());
         let codes = self.status.to_vec(&self.stream, self.systems)?;
         let status = codes.iter().zip(down(&self.pivots)?).map(|(code, pivot)| self.status_of(*code, pivot));
-        Ok(BatchSolution {
+        let mut solution = BatchSolution {
             row: down(&self.row_step)?,
             border: down(&self.border_step)?,
             log_det: down(&self.log_det)?,
             status: status.collect(),
-        })
+        };
+        for (k, status) in &self.refused {
+            let rows = self.offsets_seen[*k] * self.dim..self.offsets_seen[k + 1] * self.dim;
+            solution.row[rows].fill(0.0);
+            solution.border[k * self.border..(k + 1) * self.border].fill(0.0);
+            (solution.log_det[*k], solution.status[*k]) = (0.0, *status);
+        }
+        Ok(solution)
     }
 
-    /// 0; `1 + r` where the pivot of row unknown r is not positive; `−(1 + j)` where pivot j of the border is not.
+    /// 0; the lowest number where the step is not finite; `1 + r` where the pivot of row unknown r is not positive; `−(1 + j)` where pivot j of the border is not.
     fn status_of(&self, code: i32, pivot: f64) -> Status {
         let at = code.unsigned_abs() as usize;
         match code {
             0 => Status::Solved,
+            i32::MIN => Status::NonFinite,
             1.. => {
                 let (block, index) = ((at - 1) / self.dim, (at - 1) % self.dim);
                 Status::NotPositiveDefinite { block: Block::Row(block), index, pivot }

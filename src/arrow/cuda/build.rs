@@ -3,8 +3,8 @@ use super::{CudaFrame, DeviceSlabs};
 use crate::arrow::frame::{FrameError, Method};
 use crate::arrow::rows::not_positive;
 use crate::arrow::{Block, Ridge};
-use crate::device::DeviceError;
 use crate::device::cuda::{Args, Buffer, Grid, Op, Solver, Stream};
+use crate::device::{DeviceError, Telemetry};
 use crate::ops::cholesky::NonPositivePivot;
 use crate::ops::spd_inverse::{Work, half_tiles};
 
@@ -19,6 +19,10 @@ const TWO_CORRECTIONS: f64 = 1e7;
 /// No pivot failed: what `status` is filled with, byte by byte.
 const FINE: i32 = 0x7f7f_7f7f;
 
+/// One factorisation or inversion of a border.
+const FACTORISATION: Telemetry =
+    Telemetry { factorisations: 1, bytes_up: 0, bytes_down: 0, launches: 0, handles: 0, contexts: 0 };
+
 impl CudaFrame {
     /// Factors `H + ridge`. Slabs on the device are only read.
     ///
@@ -26,7 +30,7 @@ impl CudaFrame {
     ///     L_i = chol(D_i + ρ)    Y_i = L_i⁻¹B_i    S = C + ρ − ΣY_iᵀY_i    S⁻¹ by halves of S scaled to ones
     /// ```
     ///
-    /// The condition of the scaled S is known from both 1-norms, and decides between the explicit inverse with 0, 1 or
+    /// The 1-norm condition of the scaled S is known from both norms, and decides between the explicit inverse with 0, 1 or
     /// 2 corrections and triangular solves.
     ///
     /// # Errors
@@ -36,6 +40,7 @@ impl CudaFrame {
         if !ridge.is_valid() {
             return Err(FrameError::Ridge { ridge });
         }
+        self.factored = false;
         self.graph = None;
         if self.inversion.is_none() {
             self.inversion = Some(self.stream.capture(|| self.queue_inversion())?);
@@ -43,7 +48,11 @@ impl CudaFrame {
         self.about.ridge = ridge;
         self.about.condition = f64::NAN;
         match slabs {
-            Slabs::Device(slabs) => self.queue(slabs, ridge, false)?,
+            Slabs::Device(slabs) => {
+                let queued = self.queue(slabs, ridge, false);
+                let waited = self.stream.wait();
+                queued.and(waited)?;
+            }
             Slabs::Host { row_hessian, cross, border } => {
                 let upload = match self.upload.take() {
                     Some(upload) => upload,
@@ -51,21 +60,26 @@ impl CudaFrame {
                 };
                 // The border travels on a second stream while the rows are eliminated.
                 let sent = (|| {
-                    upload.row_hessian.upload(&self.stream, row_hessian)?;
-                    upload.cross.upload(&self.stream, cross)?;
-                    upload.border.upload(&self.copies, border)?;
+                    // SAFETY: both streams are waited for below, whatever fails here.
+                    unsafe {
+                        upload.row_hessian.queue_upload(&self.stream, row_hessian)?;
+                        upload.cross.queue_upload(&self.stream, cross)?;
+                        upload.border.queue_upload(&self.copies, border)?;
+                    }
                     self.copied.record(&self.copies)?;
                     self.queue(&upload, ridge, true)
                 })();
                 // Nothing may still read the caller's slabs when this returns.
-                let waited = self.copies.wait().and(self.stream.wait());
+                let waits = [self.copies.wait(), self.stream.wait()];
                 self.upload = Some(upload);
-                sent.and(waited)?;
+                sent?;
+                waits.into_iter().collect::<Result<(), _>>()?;
             }
         }
-        self.stream.wait()?;
-        self.cuda().count_factorisation();
-        self.choose(ridge)
+        self.stream.count(FACTORISATION);
+        self.choose(ridge)?;
+        self.factored = true;
+        Ok(())
     }
 
     /// Queues everything up to the inverse and its norms.
@@ -80,11 +94,13 @@ impl CudaFrame {
             inversion.replay(&self.stream)?;
         }
         self.half_tiles(None, &self.half_inverse, 1)?;
-        // All are pinned and stay where they are until the stream was waited for.
-        self.status.download_to(&self.stream, self.status_seen.address(), 2)?;
-        self.norms.download_to(&self.stream, self.norms_seen.address(), 2)?;
-        self.scale.download_to(&self.stream, self.scale_seen.address(), self.scale.len())?;
-        self.pivots.download_to(&self.stream, self.pivots_seen.address(), self.pivots.len())
+        // SAFETY: `factor` looks at them only after it waited for the stream, and waits also after an error.
+        unsafe {
+            self.status.queue_download(&self.stream, &self.status_seen, 0, 2)?;
+            self.norms.queue_download(&self.stream, &self.norms_seen, 0, 2)?;
+            self.scale.queue_download(&self.stream, &self.scale_seen, 0, self.scale.len())?;
+            self.pivots.queue_download(&self.stream, &self.pivots_seen, 0, self.pivots.len())
+        }
     }
 
     /// The inverse by halves: hundreds of small launches on buffers of the frame alone, so they are recorded once.
@@ -218,7 +234,7 @@ impl CudaFrame {
             solver.potrf(p, (self.matrix.address(), p), scratch, info)?;
         }
         let failed = info.to_vec(&self.stream, 1)?[0];
-        self.stream.cuda().count_factorisation();
+        self.stream.count(FACTORISATION);
         if failed == 0 {
             return self.read_pivots();
         }
@@ -241,8 +257,10 @@ impl CudaFrame {
         let grid = Grid { blocks: (p.div_ceil(256), 1), threads: 256 };
         // SAFETY: as above.
         unsafe { self.kernels.squared_diagonal.launch(&self.stream, grid, &mut args)? };
-        self.pivots.download_to(&self.stream, self.pivots_seen.address(), m + p)?;
-        Ok(self.stream.wait()?)
+        // SAFETY: waited for right here.
+        let queued = unsafe { self.pivots.queue_download(&self.stream, &self.pivots_seen, 0, m + p) };
+        let waited = self.stream.wait();
+        Ok(queued.and(waited)?)
     }
 
     fn row_failure(&self, at: usize, ridge: Ridge) -> FrameError {

@@ -73,6 +73,8 @@ pub struct CudaFrame {
     wide: Option<Wide>,
     cholesky: Option<Cholesky>,
     about: About,
+    /// Whether the last [`Self::factor`] succeeded.
+    factored: bool,
 }
 
 impl CudaFrame {
@@ -82,9 +84,8 @@ impl CudaFrame {
     /// Too little memory (figure and budget, before anything is allocated); whatever the device says.
     pub fn new(cuda: &Cuda, layout: Layout, tuning: Tuning, budget: Budget) -> Result<Self, FrameError> {
         let needed = layout.bytes(tuning);
-        let detail = format!("{} row and {} border unknowns", layout.unknowns(), layout.border());
         let free = cuda.free_memory()?;
-        budget.check(needed, &detail, || Some(free))?;
+        budget.check(needed, &layout.to_string(), || Some(free))?;
         let (m, p) = (layout.unknowns(), layout.border());
         let stream = Stream::new(cuda)?;
         let numbers = |len| Buffer::<f64>::new(cuda, len);
@@ -92,7 +93,7 @@ impl CudaFrame {
         let (_, parts) = layout.parts(tuning.reducers * cuda.multiprocessors() as usize);
         let tiles = p.div_ceil(TILE);
         Ok(Self {
-            copies: Stream::new(cuda)?,
+            copies: stream.beside()?,
             copied: Event::new(cuda)?,
             blas: Blas::new(&stream)?,
             kernels: Kernels::new(cuda, layout.largest_dim())?,
@@ -134,6 +135,7 @@ impl CudaFrame {
                 condition: f64::NAN,
                 ridge: Ridge::None,
             },
+            factored: false,
             stream,
             layout,
             tuning,
@@ -181,6 +183,20 @@ impl CudaFrame {
         self.factor(Slabs::Host { row_hessian: system.row_hessian(), cross, border }, ridge)
     }
 
+    /// What this frame counted since it was made.
+    pub fn telemetry(&self) -> Telemetry {
+        let seen = self.stream.telemetry();
+        Telemetry {
+            factorisations: seen.factorisations,
+            bytes_up: seen.bytes_up,
+            bytes_down: seen.bytes_down,
+            launches: seen.launches,
+            handles: seen.handles,
+            contexts: seen.contexts,
+            ..Telemetry::default()
+        }
+    }
+
     /// The choices made by the last [`Self::factor`].
     pub fn about(&self) -> About {
         self.about
@@ -195,8 +211,11 @@ impl CudaFrame {
     }
 
     /// `log det(H + ridge)`: the sum of the logarithms of all squared pivots, of which those of the border belong to
-    /// the matrix scaled to a diagonal of ones.
+    /// the matrix scaled to a diagonal of ones. NaN where the last [`Self::factor`] failed or there was none.
     pub fn log_det(&self) -> f64 {
+        if !self.factored {
+            return f64::NAN;
+        }
         let (rows, border) = self.pivots_seen.split_at(self.layout.unknowns());
         let scaled = |(pivot, scale): (&f64, &f64)| match self.about.method {
             Method::ExplicitInverse => pivot.ln() - 2.0 * scale.ln(),
@@ -210,6 +229,16 @@ impl CudaFrame {
         half_tiles(self.layout.border())
     }
 
+    /// Refuses to answer from a frame that holds no factors.
+    fn ready(&self) -> Result<(), FrameError> {
+        if self.factored { Ok(()) } else { Err(FrameError::NotFactored) }
+    }
+
+    /// Whether the card still answers: an error that loses it shows in every later call.
+    fn is_alive(&self) -> bool {
+        self.stream.wait().and(self.copies.wait()).is_ok()
+    }
+
     fn check(&self, rhs: &Vector) -> Result<(), FrameError> {
         let sizes = [
             ("row_rhs", rhs.row.len(), self.layout.unknowns()),
@@ -221,19 +250,5 @@ impl CudaFrame {
             }
         }
         Ok(())
-    }
-}
-
-/// The device's counters as the solver's.
-pub(super) fn telemetry(cuda: &Cuda) -> Telemetry {
-    let seen = cuda.telemetry();
-    Telemetry {
-        factorisations: seen.factorisations,
-        bytes_up: seen.bytes_up,
-        bytes_down: seen.bytes_down,
-        launches: seen.launches,
-        handles: seen.handles,
-        contexts: seen.contexts,
-        ..Telemetry::default()
     }
 }

@@ -85,6 +85,12 @@ impl Layout {
     }
 }
 
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} row and {} border unknowns", self.unknowns(), self.border)
+    }
+}
+
 /// Library workspaces and small buffers, in bytes.
 const WORKSPACES: u64 = 64 << 20;
 

@@ -3,7 +3,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{CudaFrame, Layout, Tuning};
 use crate::arrow::frame::FrameError;
-use crate::arrow::{Budget, Ridge, System};
+use crate::arrow::{Budget, Ridge, System, Telemetry};
+use crate::device::DeviceError;
 use crate::device::cuda::Cuda;
 
 /// Most frames that are kept idle: as many as lanes pay on one card.
@@ -17,10 +18,11 @@ pub struct CudaPool {
     idle: Arc<Mutex<Vec<CudaFrame>>>,
 }
 
-/// A frame on loan; it goes back to its pool when dropped.
+/// A frame on loan; it goes back to its pool when dropped, unless its card was lost.
 pub(in crate::arrow) struct Leased {
     frame: ManuallyDrop<CudaFrame>,
     pool: CudaPool,
+    built: Telemetry,
 }
 
 impl CudaPool {
@@ -41,30 +43,40 @@ impl CudaPool {
         budget: Budget,
     ) -> Result<Leased, FrameError> {
         let layout = Layout::new(system.offsets().to_vec(), system.border());
-        let mut frame = match self.take(&layout) {
-            Some(frame) => frame,
-            None => self.make(layout, budget)?,
+        let lease = |frame, before| {
+            let frame = ManuallyDrop::new(frame);
+            let mut leased = Leased { frame, pool: self.clone(), built: Telemetry::default() };
+            leased.frame.factor_system(system, ridge)?;
+            leased.built = leased.frame.telemetry() - before;
+            Ok(leased)
         };
-        let built = frame.factor_system(system, ridge);
-        let leased = Leased { frame: ManuallyDrop::new(frame), pool: self.clone() };
-        built.map(|()| leased)
-    }
-
-    /// Idle frames of other shapes give way where memory is short.
-    fn make(&self, layout: Layout, budget: Budget) -> Result<CudaFrame, FrameError> {
-        match CudaFrame::new(&self.cuda, layout.clone(), Tuning::default(), budget) {
-            Err(FrameError::Memory(_)) if !self.frames().is_empty() => {
+        if let Some(frame) = self.take(&layout, budget)? {
+            let before = frame.telemetry();
+            return lease(frame, before);
+        }
+        let make = || {
+            let frame = CudaFrame::new(&self.cuda, layout.clone(), Tuning::default(), budget)?;
+            lease(frame, Telemetry::default())
+        };
+        match make() {
+            // Idle frames give way where memory is short.
+            Err(FrameError::Memory(_) | FrameError::Device(DeviceError::Memory { .. }))
+                if !self.frames().is_empty() =>
+            {
                 self.frames().clear();
-                CudaFrame::new(&self.cuda, layout, Tuning::default(), budget)
+                make()
             }
             made => made,
         }
     }
 
-    fn take(&self, layout: &Layout) -> Option<CudaFrame> {
+    /// An idle frame of this layout, where the budget allows one: what it holds itself counts as free.
+    fn take(&self, layout: &Layout, budget: Budget) -> Result<Option<CudaFrame>, FrameError> {
         let mut idle = self.frames();
-        let at = idle.iter().position(|frame| frame.layout() == layout)?;
-        Some(idle.swap_remove(at))
+        let Some(at) = idle.iter().position(|frame| frame.layout() == layout) else { return Ok(None) };
+        let needed = layout.bytes(Tuning::default());
+        budget.check(needed, &layout.to_string(), || Some(needed))?;
+        Ok(Some(idle.swap_remove(at)))
     }
 
     fn frames(&self) -> MutexGuard<'_, Vec<CudaFrame>> {
@@ -81,6 +93,13 @@ impl From<Cuda> for CudaPool {
 impl std::fmt::Debug for CudaPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "CudaPool({:?}, {} idle)", self.cuda, self.frames().len())
+    }
+}
+
+impl Leased {
+    /// What building this frame counted.
+    pub fn built(&self) -> Telemetry {
+        self.built
     }
 }
 
@@ -102,8 +121,12 @@ impl Drop for Leased {
     fn drop(&mut self) {
         // SAFETY: taken once, here; nobody sees `self` afterwards.
         let frame = unsafe { ManuallyDrop::take(&mut self.frame) };
+        let alive = frame.is_alive();
         let mut idle = self.pool.frames();
-        if idle.len() < MOST_IDLE {
+        if !alive {
+            // With the card, all frames on it are gone.
+            idle.clear();
+        } else if idle.len() < MOST_IDLE {
             idle.push(frame);
         }
     }

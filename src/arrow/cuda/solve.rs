@@ -2,8 +2,8 @@ use super::CudaFrame;
 use super::parts::COLUMNS;
 use crate::arrow::Vector;
 use crate::arrow::frame::{FrameError, Method};
-use crate::device::DeviceError;
 use crate::device::cuda::{Args, Buffer, Grid, Op, Triangle};
+use crate::device::{DeviceError, Telemetry};
 use crate::ops::spd_inverse::TILE;
 
 /// Border from which a row block is worth 512 threads instead of 256.
@@ -31,10 +31,14 @@ impl CudaFrame {
     /// The step of the right-hand side in [`Self::rhs_mut`], rows first: one replay of a graph, nothing copied twice.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// A frame that is not factored; whatever the device says.
     pub fn solve_in_place(&mut self) -> Result<&[f64], FrameError> {
+        self.ready()?;
         if self.about.method == Method::TriangularSolves {
-            self.queue_triangular()?;
+            let queued = self.queue_triangular();
+            // The step is pinned and ours: nothing may still write to it when this returns.
+            let waited = self.stream.wait();
+            queued.and(waited)?;
         } else {
             if self.graph.is_none() {
                 self.graph = Some(self.stream.capture(|| self.queue_solve())?);
@@ -42,10 +46,11 @@ impl CudaFrame {
             if let Some(graph) = &self.graph {
                 graph.replay(&self.stream)?;
             }
+            self.stream.wait()?;
         }
-        self.stream.wait()?;
-        let bytes = self.rhs.len() * size_of::<f64>();
-        self.cuda().count_transfer(bytes, bytes);
+        // Kernels read and write pinned memory themselves.
+        let bytes = (self.rhs.len() * size_of::<f64>()) as u64;
+        self.stream.count(Telemetry { bytes_up: bytes, bytes_down: bytes, ..Telemetry::default() });
         Ok(&self.step)
     }
 
@@ -72,7 +77,8 @@ impl CudaFrame {
             self.blas.trsm(Triangle::Lower, Op::None, (p, 1), factor, x)?;
             self.blas.trsm(Triangle::Lower, Op::Transposed, (p, 1), factor, x)?;
         }
-        self.x.download_to(&self.stream, self.step.address() + (m * size_of::<f64>()) as u64, p)?;
+        // SAFETY: `solve_in_place` waits before it hands the step out.
+        unsafe { self.x.queue_download(&self.stream, &self.step, m, p)? };
         self.queue_back_substitution(false)
     }
 

@@ -30,11 +30,13 @@ impl Wide {
 }
 
 impl CudaFrame {
-    /// The steps of several right-hand sides in one wide solve.
+    /// The steps of several right-hand sides in one wide solve. Where the frame makes corrections, they are solved one
+    /// by one: corrections are fused into the solve of one right-hand side.
     ///
     /// # Errors
-    /// A right-hand side of another shape; whatever the device says.
+    /// A right-hand side of another shape; a frame that is not factored; whatever the device says.
     pub fn solve_many(&mut self, rhs: &[Vector]) -> Result<Vec<Vector>, FrameError> {
+        self.ready()?;
         rhs.iter().try_for_each(|rhs| self.check(rhs))?;
         let (m, p) = (self.layout.unknowns(), self.layout.border());
         if self.about.corrections > 0 || rhs.len() < 2 {
@@ -70,21 +72,27 @@ impl CudaFrame {
     /// ```
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// A frame that is not factored; whatever the device says.
     pub fn solve_wide(&mut self) -> Result<(&[f64], &[f64]), FrameError> {
+        self.ready()?;
         let m = self.layout.unknowns();
         let Some(wide) = &self.wide else { return Ok((&[], &[])) };
-        self.queue_wide(wide)?;
-        self.stream.wait()?;
-        self.copies.wait()?;
+        let queued = self.queue_wide(wide);
+        // Nothing may still use the pinned memory when this returns.
+        let waits = [self.stream.wait(), self.copies.wait()];
+        queued?;
+        waits.into_iter().collect::<Result<(), _>>()?;
         Ok(wide.step.split_at(wide.count * m))
     }
 
     fn queue_wide(&self, wide: &Wide) -> Result<(), DeviceError> {
         let (m, p, k) = (self.layout.unknowns(), self.layout.border(), wide.count);
         let (row_rhs, border_rhs) = wide.rhs.split_at(k * m);
-        wide.rows.upload(&self.stream, row_rhs)?;
-        wide.border.upload(&self.copies, border_rhs)?;
+        // SAFETY: `solve_wide` waits for both streams, whatever fails here.
+        unsafe {
+            wide.rows.queue_upload(&self.stream, row_rhs)?;
+            wide.border.queue_upload(&self.copies, border_rhs)?;
+        }
         wide.ready.record(&self.copies)?;
         self.on_rows(&self.kernels.forward_rows, wide)?;
         self.stream.wait_for(&wide.ready)?;
@@ -107,15 +115,16 @@ impl CudaFrame {
         // The border goes down while the rows are finished.
         wide.ready.record(&self.stream)?;
         self.copies.wait_for(&wide.ready)?;
-        let rows_down = wide.step.address();
-        x.download_to(&self.copies, rows_down + (k * m * size_of::<f64>()) as u64, k * p)?;
+        // SAFETY: as above.
+        unsafe { x.queue_download(&self.copies, &wide.step, k * m, k * p)? };
         // SAFETY: as above.
         unsafe {
             let shape = (m, k, p);
             self.blas.gemm((transposed, none), shape, (-1.0, 1.0), y, (x.address(), p), rows)?;
         }
         self.on_rows(&self.kernels.backward_rows, wide)?;
-        wide.rows.download_to(&self.stream, rows_down, k * m)
+        // SAFETY: as above.
+        unsafe { wide.rows.queue_download(&self.stream, &wide.step, 0, k * m) }
     }
 
     fn on_rows(&self, kernel: &crate::device::cuda::Kernel, wide: &Wide) -> Result<(), DeviceError> {

@@ -1,10 +1,11 @@
 use std::ffi::c_int;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 use cudarc::cublas::sys;
 
 use super::{Buffer, Cuda, Stream, library};
-use crate::device::DeviceError;
+use crate::device::telemetry::Counters;
+use crate::device::{DeviceError, Telemetry};
 
 /// Workspace of every handle, in bytes: what cuBLAS advises for Hopper. Fixed, so that captured graphs and results do
 /// not depend on what else runs.
@@ -30,6 +31,7 @@ pub enum Triangle {
 pub struct Blas {
     handle: sys::cublasHandle_t,
     cuda: Cuda,
+    counters: Arc<Counters>,
     /// The one scratch of this handle, kept alive for it.
     _workspace: Buffer<u8>,
 }
@@ -50,8 +52,13 @@ impl Blas {
         // SAFETY: the library is there; the stream and the workspace live as long as the handle is used.
         unsafe {
             check("cublasCreate", sys::cublasCreate_v2(&mut handle))?;
-            cuda.counters().handles.fetch_add(1, Relaxed);
-            let blas = Self { handle, cuda: cuda.clone(), _workspace: workspace };
+            stream.count(Telemetry { handles: 1, ..Telemetry::default() });
+            let blas = Self {
+                handle,
+                cuda: cuda.clone(),
+                counters: stream.counters().clone(),
+                _workspace: workspace,
+            };
             check("cublasSetStream", sys::cublasSetStream_v2(handle, stream.raw().cast()))?;
             let address = blas._workspace.address() as *mut std::ffi::c_void;
             check("cublasSetWorkspace", sys::cublasSetWorkspace_v2(handle, address, WORKSPACE))?;
@@ -96,38 +103,6 @@ impl Blas {
         })
     }
 
-    /// One triangle of `C ← α·op(A)·op(A)ᵀ + β·C`, with `shape` = (order of C, inner length).
-    ///
-    /// # Safety
-    /// The operands cover what the shape says.
-    pub unsafe fn syrk(
-        &self,
-        triangle: Triangle,
-        op_a: Op,
-        (n, k): (usize, usize),
-        (alpha, beta): (f64, f64),
-        a: Matrix,
-        c: Matrix,
-    ) -> Result<(), DeviceError> {
-        self.count()?;
-        // SAFETY: as for `gemm`.
-        check("cublasDsyrk", unsafe {
-            sys::cublasDsyrk_v2(
-                self.handle,
-                fill(triangle),
-                op(op_a),
-                n as c_int,
-                k as c_int,
-                &alpha,
-                a.0 as *const f64,
-                a.1 as c_int,
-                &beta,
-                c.0 as *mut f64,
-                c.1 as c_int,
-            )
-        })
-    }
-
     /// `X ← op(T)⁻¹·X` for a triangular T of order `n` and `columns` right-hand sides.
     ///
     /// # Safety
@@ -160,40 +135,8 @@ impl Blas {
         })
     }
 
-    /// `y ← α·A·x + β·y` for a symmetric A of order `n`, of which one triangle is read.
-    ///
-    /// # Safety
-    /// The operands cover what the sizes say.
-    pub unsafe fn symv(
-        &self,
-        triangle: Triangle,
-        n: usize,
-        (alpha, beta): (f64, f64),
-        a: Matrix,
-        x: u64,
-        y: u64,
-    ) -> Result<(), DeviceError> {
-        self.count()?;
-        // SAFETY: as for `gemm`.
-        check("cublasDsymv", unsafe {
-            sys::cublasDsymv_v2(
-                self.handle,
-                fill(triangle),
-                n as c_int,
-                &alpha,
-                a.0 as *const f64,
-                a.1 as c_int,
-                x as *const f64,
-                1,
-                &beta,
-                y as *mut f64,
-                1,
-            )
-        })
-    }
-
     fn count(&self) -> Result<(), DeviceError> {
-        self.cuda.counters().launches.fetch_add(1, Relaxed);
+        self.counters.add(Telemetry { launches: 1, ..Telemetry::default() });
         self.cuda.bind()
     }
 }

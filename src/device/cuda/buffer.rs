@@ -1,12 +1,11 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::Ordering::Relaxed;
 
 use bytemuck::Pod;
 use cudarc::driver::sys;
 
 use super::{Cuda, Stream, check};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Telemetry};
 
 /// `len` elements in device memory; freed when dropped. Fresh memory holds no defined values.
 pub struct Buffer<T> {
@@ -35,7 +34,6 @@ impl<T: Pod> Buffer<T> {
     pub fn from_slice(stream: &Stream, values: &[T]) -> Result<Self, DeviceError> {
         let buffer = Self::new(stream.cuda(), values.len())?;
         buffer.upload(stream, values)?;
-        stream.wait()?;
         Ok(buffer)
     }
 
@@ -62,41 +60,83 @@ impl<T: Pod> Buffer<T> {
         self.pointer + (index * size_of::<T>()) as u64
     }
 
-    /// Queues a copy from the host. It returns before the copy is done only where `values` is pinned memory, which the
-    /// caller leaves alone until the stream has passed it.
+    /// Copies `values` to the start of the buffer and waits until that is done.
+    ///
+    /// # Errors
+    /// More values than the buffer holds; whatever the device says.
     pub fn upload(&self, stream: &Stream, values: &[T]) -> Result<(), DeviceError> {
+        // SAFETY: the copy is waited for, whatever became of it, before the borrow ends.
+        let queued = unsafe { self.queue_upload(stream, values) };
+        let waited = stream.wait();
+        queued.and(waited)
+    }
+
+    /// Queues a copy from the host. From memory that is not pinned it is done when this returns.
+    ///
+    /// # Safety
+    /// `values` stays alive and unchanged until the stream was waited for, also after an error.
+    pub unsafe fn queue_upload(&self, stream: &Stream, values: &[T]) -> Result<(), DeviceError> {
         self.fits(values.len())?;
         stream.cuda().bind()?;
         let bytes = size_of_val(values);
-        stream.cuda().counters().bytes_up.fetch_add(bytes as u64, Relaxed);
-        // SAFETY: `values` covers these bytes and so does the buffer.
+        stream.count(Telemetry { bytes_up: bytes as u64, ..Telemetry::default() });
+        // SAFETY: `values` covers these bytes and so does the buffer; the caller keeps `values`.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(self.pointer, values.as_ptr().cast(), bytes, stream.raw())
         })
     }
 
-    /// Queues a copy to the host; `values` is complete once the stream was waited for.
+    /// Copies the start of the buffer to `values` and waits until that is done.
+    ///
+    /// # Errors
+    /// More values than the buffer holds; whatever the device says.
     pub fn download(&self, stream: &Stream, values: &mut [T]) -> Result<(), DeviceError> {
         self.fits(values.len())?;
         stream.cuda().bind()?;
-        let bytes = size_of_val(values);
-        stream.cuda().counters().bytes_down.fetch_add(bytes as u64, Relaxed);
-        // SAFETY: `values` covers these bytes and so does the buffer.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), self.pointer, bytes, stream.raw())
-        })
+        let target = values.as_mut_ptr().cast();
+        // SAFETY: `values` covers these bytes, and the copy is waited for before the borrow ends.
+        let queued = unsafe { self.queue_copy_down(stream, target, values.len()) };
+        let waited = stream.wait();
+        queued.and(waited)
     }
 
-    /// Queues a copy of the first `len` elements to pinned memory at `address`, which stays alive until the stream was
-    /// waited for.
-    pub fn download_to(&self, stream: &Stream, address: u64, len: usize) -> Result<(), DeviceError> {
+    /// Queues a copy of the first `len` elements to `target[at..at + len]`.
+    ///
+    /// # Safety
+    /// Nobody reads, writes or drops these elements of `target` until the stream was waited for, also after an error.
+    ///
+    /// # Errors
+    /// More than the buffer or the target holds; whatever the device says.
+    pub unsafe fn queue_download(
+        &self,
+        stream: &Stream,
+        target: &Pinned<T>,
+        at: usize,
+        len: usize,
+    ) -> Result<(), DeviceError> {
         self.fits(len)?;
+        let room = target.len.saturating_sub(at);
+        if len > room {
+            return Err(DeviceError::Length { what: "a copy to pinned memory", got: len, expected: room });
+        }
+        // SAFETY: both cover these elements; the caller leaves the pinned ones alone.
+        unsafe { self.queue_copy_down(stream, target.pointer.add(at).cast(), len) }
+    }
+
+    /// # Safety
+    /// `target` has room for `len` elements until the stream was waited for.
+    unsafe fn queue_copy_down(
+        &self,
+        stream: &Stream,
+        target: *mut std::ffi::c_void,
+        len: usize,
+    ) -> Result<(), DeviceError> {
         stream.cuda().bind()?;
         let bytes = len * size_of::<T>();
-        stream.cuda().counters().bytes_down.fetch_add(bytes as u64, Relaxed);
-        // SAFETY: the buffer covers these bytes; the caller vouches for the pinned ones.
+        stream.count(Telemetry { bytes_down: bytes as u64, ..Telemetry::default() });
+        // SAFETY: the buffer covers these bytes; the caller vouches for the target.
         check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(address as *mut std::ffi::c_void, self.pointer, bytes, stream.raw())
+            sys::cuMemcpyDtoHAsync_v2(target, self.pointer, bytes, stream.raw())
         })
     }
 
@@ -104,7 +144,6 @@ impl<T: Pod> Buffer<T> {
     pub fn to_vec(&self, stream: &Stream, len: usize) -> Result<Vec<T>, DeviceError> {
         let mut values = vec![T::zeroed(); len];
         self.download(stream, &mut values)?;
-        stream.wait()?;
         Ok(values)
     }
 

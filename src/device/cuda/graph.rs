@@ -1,5 +1,3 @@
-use std::sync::atomic::Ordering::Relaxed;
-
 use cudarc::driver::sys;
 
 use super::{Cuda, Stream, check};
@@ -43,10 +41,8 @@ impl Graph {
     /// Queues one replay.
     pub fn replay(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.cuda.bind()?;
-        let counters = self.cuda.counters();
-        counters.launches.fetch_add(1, Relaxed);
-        counters.bytes_up.fetch_add(self.traffic.bytes_up, Relaxed);
-        counters.bytes_down.fetch_add(self.traffic.bytes_down, Relaxed);
+        let Telemetry { bytes_up, bytes_down, .. } = self.traffic;
+        stream.count(Telemetry { launches: 1, bytes_up, bytes_down, ..Telemetry::default() });
         // SAFETY: both are alive.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.executable, stream.raw()) })
     }

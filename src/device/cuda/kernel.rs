@@ -2,14 +2,13 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use sha2::{Digest, Sha256};
 
 use super::{Cuda, Stream, check, library};
-use crate::device::{DeviceError, write_durably};
+use crate::device::{DeviceError, Telemetry, write_durably};
 
 /// The text of a `.cu` file and the constants that stand before it: declared once, in Rust.
 #[derive(Clone, Debug)]
@@ -126,7 +125,7 @@ impl Kernel {
         attributes: &mut [sys::CUlaunchAttribute],
     ) -> Result<(), DeviceError> {
         stream.cuda().bind()?;
-        stream.cuda().counters().launches.fetch_add(1, Relaxed);
+        stream.count(Telemetry { launches: 1, ..Telemetry::default() });
         let mut slots: [*mut c_void; Args::MOST] = [std::ptr::null_mut(); Args::MOST];
         for (slot, value) in slots.iter_mut().zip(&mut args.values) {
             *slot = std::ptr::from_mut(value).cast();

@@ -10,7 +10,6 @@ mod stream;
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
@@ -36,9 +35,10 @@ struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
     name: String,
+    driver: String,
     arch: u32,
     multiprocessors: u32,
-    counters: Counters,
+    counters: Arc<Counters>,
     modules: Mutex<HashMap<String, Arc<kernel::Module>>>,
 }
 
@@ -83,12 +83,13 @@ impl Cuda {
                 device,
                 context,
                 name: device_name(device)?,
+                driver: dotted(version),
                 arch: major * 10 + minor,
                 multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-                counters: Counters::default(),
+                counters: Arc::default(),
                 modules: Mutex::default(),
             }));
-            cuda.0.counters.contexts.fetch_add(1, Relaxed);
+            cuda.0.counters.add(Telemetry { contexts: 1, ..Telemetry::default() });
             cuda.bind()?;
             Ok(cuda)
         }
@@ -96,6 +97,11 @@ impl Cuda {
 
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// The CUDA version that the driver supports.
+    pub fn driver(&self) -> &str {
+        &self.0.driver
     }
 
     /// Compute capability times ten: 90 for Hopper.
@@ -107,19 +113,9 @@ impl Cuda {
         self.0.multiprocessors
     }
 
+    /// What all streams of this card counted.
     pub fn telemetry(&self) -> Telemetry {
         self.0.counters.read()
-    }
-
-    /// Counts one factorisation or inversion of a border.
-    pub fn count_factorisation(&self) {
-        self.0.counters.factorisations.fetch_add(1, Relaxed);
-    }
-
-    /// Counts bytes that kernels read from and wrote to pinned memory themselves.
-    pub fn count_transfer(&self, up: usize, down: usize) {
-        self.0.counters.bytes_up.fetch_add(up as u64, Relaxed);
-        self.0.counters.bytes_down.fetch_add(down as u64, Relaxed);
     }
 
     /// Bytes of device memory that are free now.
@@ -131,20 +127,10 @@ impl Cuda {
         Ok(free as u64)
     }
 
-    /// Refuses `what` when its predicted memory in bytes is more than what is free; allocates nothing.
-    pub fn admit(&self, what: &str, bytes: u64) -> Result<(), DeviceError> {
-        let free = self.free_memory()?;
-        if bytes > free { Err(DeviceError::memory(what, bytes, free)) } else { Ok(()) }
-    }
-
     /// Makes this card's context the current one of the calling thread.
     fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context lives as long as `self`.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0.context) })
-    }
-
-    fn counters(&self) -> &Counters {
-        &self.0.counters
     }
 }
 

@@ -1,16 +1,18 @@
 use std::ffi::c_int;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 use cudarc::cusolver::sys;
 
 use super::blas::Matrix;
 use super::{Buffer, Cuda, Stream, library};
-use crate::device::DeviceError;
+use crate::device::telemetry::Counters;
+use crate::device::{DeviceError, Telemetry};
 
 /// cuSOLVER's dense Cholesky on one stream, in f64.
 pub struct Solver {
     handle: sys::cusolverDnHandle_t,
     cuda: Cuda,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: a handle may move between threads; `&self` calls from two at once are excluded by `!Sync`.
@@ -25,8 +27,8 @@ impl Solver {
         // SAFETY: the library is there; the stream lives as long as the handle is used.
         unsafe {
             check("cusolverDnCreate", sys::cusolverDnCreate(&mut handle))?;
-            cuda.counters().handles.fetch_add(1, Relaxed);
-            let solver = Self { handle, cuda: cuda.clone() };
+            stream.count(Telemetry { handles: 1, ..Telemetry::default() });
+            let solver = Self { handle, cuda: cuda.clone(), counters: stream.counters().clone() };
             check("cusolverDnSetStream", sys::cusolverDnSetStream(handle, stream.raw().cast()))?;
             Ok(solver)
         }
@@ -57,7 +59,7 @@ impl Solver {
         info: &Buffer<i32>,
     ) -> Result<(), DeviceError> {
         self.cuda.bind()?;
-        self.cuda.counters().launches.fetch_add(1, Relaxed);
+        self.counters.add(Telemetry { launches: 1, ..Telemetry::default() });
         // SAFETY: the caller vouches for the matrix; the rest are live buffers.
         check("cusolverDnDpotrf", unsafe {
             sys::cusolverDnDpotrf(

@@ -1,12 +1,16 @@
+use std::sync::Arc;
+
 use cudarc::driver::sys;
 
 use super::{Cuda, Graph, check};
-use crate::device::DeviceError;
+use crate::device::telemetry::Counters;
+use crate::device::{DeviceError, Telemetry};
 
 /// A queue of work on a card: what is queued runs in order.
 pub struct Stream {
     raw: sys::CUstream,
     cuda: Cuda,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: a stream may be used from every thread; each use binds the context first.
@@ -15,17 +19,37 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
+    /// A stream with counters of its own.
     pub fn new(cuda: &Cuda) -> Result<Self, DeviceError> {
+        Self::counting(cuda, Arc::new(Counters::of(cuda.0.counters.clone())))
+    }
+
+    /// Another stream that counts together with this one.
+    pub fn beside(&self) -> Result<Self, DeviceError> {
+        Self::counting(&self.cuda, self.counters.clone())
+    }
+
+    fn counting(cuda: &Cuda, counters: Arc<Counters>) -> Result<Self, DeviceError> {
         cuda.bind()?;
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a pointer to a live local.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, cuda: cuda.clone() })
+        Ok(Self { raw, cuda: cuda.clone(), counters })
     }
 
     pub fn cuda(&self) -> &Cuda {
         &self.cuda
+    }
+
+    /// What this stream, those beside it and their handles counted.
+    pub fn telemetry(&self) -> Telemetry {
+        self.counters.read()
+    }
+
+    /// Counts what the device cannot tell by itself: a factorisation, bytes that kernels move through pinned memory.
+    pub fn count(&self, seen: Telemetry) {
+        self.counters.add(seen);
     }
 
     /// Waits until everything queued so far is done. Errors of earlier kernels appear here.
@@ -46,16 +70,20 @@ impl Stream {
     pub fn capture(&self, queue: impl FnOnce() -> Result<(), DeviceError>) -> Result<Graph, DeviceError> {
         self.cuda.bind()?;
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        let before = self.cuda.telemetry();
+        let before = self.telemetry();
         // SAFETY: the stream is alive; the graph that capture ends with is taken over by `Graph`, also after an error.
         unsafe {
             check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw, mode))?;
             let queued = queue();
             let mut graph = std::ptr::null_mut();
             let ended = check("cuStreamEndCapture", sys::cuStreamEndCapture(self.raw, &mut graph));
-            let graph = ended.and_then(|()| Graph::new(&self.cuda, graph, self.cuda.telemetry() - before));
+            let graph = ended.and_then(|()| Graph::new(&self.cuda, graph, self.telemetry() - before));
             queued.and(graph)
         }
+    }
+
+    pub(super) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {

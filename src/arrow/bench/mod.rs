@@ -1,5 +1,9 @@
 //! Measurements: every answer is checked by its residual first and timed after that; medians of many runs.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+mod machine;
+
 use std::hint::black_box;
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -19,6 +23,8 @@ use super::{
 };
 use crate::ops::splitmix::SplitMix64;
 
+pub use machine::machine;
+
 /// Residual that no answer may pass.
 pub const RESIDUAL_BOUND: f64 = 1e-14;
 
@@ -29,14 +35,15 @@ const WIDE: usize = 64;
 #[derive(Clone, Debug)]
 pub struct BenchParams {
     pub backend: Backend,
-    /// Timed runs of a solve; frames take a tenth of them, three at least.
+    /// Timed runs of a solve. On the host, frames take a tenth of them, three at least; on a card nothing takes fewer.
     pub runs: usize,
     /// A problem of "Bundle Adjustment in the Large"; without it that line is left out.
     pub bundle: Option<PathBuf>,
     /// Cells of the colour matrix that are swept.
     pub cells: usize,
-    /// Fits of the sweep at once.
-    pub lanes: NonZero<usize>,
+    /// Fits of the sweep at once: 2 on the host where nothing is said. On a card the best of 1, 2, 4 ... up to this, or
+    /// up to 4.
+    pub lanes: Option<NonZero<usize>>,
 }
 
 /// One measured number.
@@ -49,6 +56,8 @@ pub struct Figure {
     /// What the machine would allow, in the same unit, and how that was computed.
     pub floor: Option<(f64, &'static str)>,
     pub residual: Option<f64>,
+    /// How it came about.
+    pub note: Option<String>,
 }
 
 /// Why nothing was measured.
@@ -68,14 +77,29 @@ pub enum BenchError {
     Bundle(#[from] BundleError),
     #[error(transparent)]
     Batch(#[from] BatchError),
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    SmallBatch(#[from] super::cuda::SmallBatchError),
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
+    #[error("a bundle cannot be linearised: {0}")]
+    Problem(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Measures everything; `tell` hears what is being done.
+/// Measures everything; `tell` hears what is being done. What was measured before an error stays in `figures`.
 ///
 /// # Errors
 /// A wrong answer, or whatever keeps a fixture from being solved.
-pub fn run(params: &BenchParams, tell: &dyn Fn(&str)) -> Result<Vec<Figure>, BenchError> {
-    let mut bench = Bench { params, rates: Rates::measure(), figures: Vec::new(), worst: 0.0 };
+pub fn run(params: &BenchParams, figures: &mut Vec<Figure>, tell: &dyn Fn(&str)) -> Result<(), BenchError> {
+    match &params.backend {
+        Backend::Host => run_host(params, figures, tell),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda(pool) => cuda::run(params, pool, figures, tell),
+    }
+}
+
+fn run_host(params: &BenchParams, figures: &mut Vec<Figure>, tell: &dyn Fn(&str)) -> Result<(), BenchError> {
+    let mut bench = Bench { params, rates: Rates::measure(), figures, worst: 0.0 };
     bench.push("copy_rate", bench.rates.copy / 1e9, "GB/s");
     bench.push("gemm_rate", bench.rates.gemm / 1e9, "GFLOP/s");
     for (case, shape) in [("color_arm", fixtures::COLOR_ARM), ("qwen", fixtures::QWEN)] {
@@ -93,7 +117,7 @@ pub fn run(params: &BenchParams, tell: &dyn Fn(&str)) -> Result<Vec<Figure>, Ben
         bench.bundle(path)?;
     }
     bench.push("worst_residual", bench.worst, "1");
-    Ok(bench.figures)
+    Ok(())
 }
 
 /// What this machine does at best, measured in the same run.
@@ -129,7 +153,7 @@ impl Rates {
 struct Bench<'a> {
     params: &'a BenchParams,
     rates: Rates,
-    figures: Vec<Figure>,
+    figures: &'a mut Vec<Figure>,
     worst: f64,
 }
 
@@ -141,8 +165,11 @@ impl Bench<'_> {
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => "arrow",
         };
-        let name = format!("{prefix}.{name}");
-        self.figures.push(Figure { name, value, unit, floor: None, residual: None });
+        self.push_named(format!("{prefix}.{name}"), value, unit)
+    }
+
+    fn push_named(&mut self, name: String, value: f64, unit: &'static str) -> &mut Figure {
+        self.figures.push(Figure { name, value, unit, floor: None, residual: None, note: None });
         let last = self.figures.len() - 1;
         &mut self.figures[last]
     }
@@ -275,7 +302,8 @@ impl Bench<'_> {
             build_and_solve(system, rhs, &params).map(|solution| solution.step)
         };
         let single = sweep(&fits, NonZero::<usize>::MIN, |_| (), fit);
-        let swept = sweep(&fits, self.params.lanes, |_| (), fit);
+        let lanes = self.params.lanes.unwrap_or(NonZero::<usize>::MIN.saturating_add(1));
+        let swept = sweep(&fits, lanes, |_| (), fit);
         let mut worst: f64 = 0.0;
         for (((system, rhs), one), many) in fits.iter().zip(single.results).zip(&swept.results) {
             let (one, many) = (one?, many.as_ref().map_err(Clone::clone)?);
