@@ -1,5 +1,6 @@
 //! Figures live in `results/DATE-topic/figures.csv` (columns name,value,unit). The newest folder that has a name holds
-//! its current value. README.md shows them between `<!-- figure NAME [DECIMALS] -->` and `<!-- /figure -->`.
+//! its current value. README.md shows them between `<!-- figure NAME [DECIMALS] -->` and `<!-- /figure -->`; decimals
+//! like `e1` ask for scientific notation.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -88,8 +89,12 @@ fn shown(value: &str, decimals: &str) -> Result<String> {
         return Ok(value.to_owned());
     }
     let number: f64 = value.parse().map_err(|_| format!("{value:?} is no number"))?;
+    let (scientific, decimals) = match decimals.strip_prefix('e') {
+        Some(rest) => (true, rest),
+        None => (false, decimals),
+    };
     let decimals: usize = decimals.parse().map_err(|_| format!("{decimals:?} is no number of decimals"))?;
-    Ok(format!("{number:.decimals$}"))
+    Ok(if scientific { format!("{number:.decimals$e}") } else { format!("{number:.decimals$}") })
 }
 
 fn first_line(text: &str) -> &str {
@@ -108,6 +113,7 @@ mod tests {
         let new = spliced(text, &figures).unwrap();
         assert_eq!(new, "x <!-- figure a.b 3 -->0.214<!-- /figure --> y");
         assert_eq!(spliced(&new, &figures).unwrap(), new);
+        assert_eq!(shown("1.128e-15", "e1").unwrap(), "1.1e-15");
         assert!(spliced("<!-- figure c -->1<!-- /figure -->", &figures).is_err());
         assert!(spliced("<!-- figure a.b -->1", &figures).is_err());
     }
