@@ -97,7 +97,7 @@ fn open(path: &Path) -> Result<(Checkpoint, Decoder)> {
     Ok((checkpoint, decoder))
 }
 
-/// Paths of text files, at least one.
+/// The text of a command that reads one.
 #[derive(clap::Args)]
 struct Texts {
     /// UTF-8 text file; several are concatenated in the order given

@@ -38,12 +38,4 @@ impl Cache {
     pub fn layer(&mut self, layer: usize) -> &mut LayerCache {
         &mut self.layers[layer]
     }
-
-    /// Forgets every position from `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        for layer in &mut self.layers {
-            layer.keys.truncate(len * self.kv_width);
-            layer.values.truncate(len * self.kv_width);
-        }
-    }
 }

@@ -84,10 +84,6 @@ impl Decoder {
         &self.config
     }
 
-    pub fn blocks(&self) -> &[Block] {
-        &self.blocks
-    }
-
     pub fn block(&self, layer: usize) -> &Block {
         &self.blocks[layer]
     }

@@ -24,6 +24,7 @@ use self::hf::Folder;
 use self::layout::{Naming, select};
 use super::config::Config;
 use super::tensor::Tensor;
+use super::text::hex;
 use super::tokenizer::{Tokenizer, TokenizerError};
 use crate::device::Bytes;
 use crate::ops::Dtype;
@@ -195,7 +196,7 @@ impl Checkpoint {
             hash.update((bytes.len() as u64).to_le_bytes());
             hash.update(bytes.as_slice());
         }
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&hash.finalize())
     }
 }
 
