@@ -3,6 +3,7 @@
 //! The host is always there; [`cuda`] finds NVIDIA's libraries when the program runs, and what is missing is a typed
 //! [`DeviceError`]. [`select`] opens the one device that a [`DevicePolicy`] names.
 
+pub mod arena;
 mod bytes;
 #[cfg(feature = "cuda")]
 pub mod cuda;
