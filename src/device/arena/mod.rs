@@ -108,7 +108,9 @@ impl Arena {
             return;
         }
         match &mut self.backend {
-            Backend::Host(_) => unreachable!("{} is a program, the host runs {}.rs", program.name, program.name),
+            Backend::Host(_) => {
+                unreachable!("{} is a program, the host runs {}.rs", program.name, program.name)
+            }
         }
     }
 
