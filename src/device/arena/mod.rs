@@ -6,6 +6,8 @@
 
 mod host;
 mod table;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use super::{Device, DeviceError, Telemetry};
 
@@ -37,6 +39,19 @@ pub struct Arena {
 
 enum Backend {
     Host(host::HostArena),
+    #[cfg(feature = "wgpu")]
+    Wgpu(Box<wgpu::WgpuArena>),
+}
+
+impl Program {
+    /// What a wgpu adapter compiles: the constants, the prelude and the kernel.
+    pub fn wgsl_text(&self) -> String {
+        let threads = [("THREADS", self.threads)];
+        let constants = self.constants.iter().chain(&threads);
+        let constants: String =
+            constants.map(|(name, value)| format!("const {name}: u32 = {value}u;\n")).collect();
+        [&constants, include_str!("prelude.wgsl"), self.wgsl].concat()
+    }
 }
 
 impl Arena {
@@ -48,6 +63,8 @@ impl Arena {
             Device::Host => Backend::Host(host::HostArena::new(len)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => return Err(DeviceError::NotBuilt { policy: "cuda", hint: "use host" }),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(wgpu) => Backend::Wgpu(Box::new(wgpu::WgpuArena::new(wgpu, len)?)),
         };
         Ok(Self { backend, len })
     }
@@ -58,6 +75,8 @@ impl Arena {
             Device::Host => Ok(host::largest()),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => Err(DeviceError::NotBuilt { policy: "cuda", hint: "use host" }),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(wgpu) => Ok(wgpu::largest(wgpu)),
         }
     }
 
@@ -78,6 +97,8 @@ impl Arena {
         assert!(at + values.len() <= self.len, "{} numbers at {at} of {}", values.len(), self.len);
         match &mut self.backend {
             Backend::Host(host) => host.write(at, values),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.write(at, values),
         }
     }
 
@@ -89,6 +110,8 @@ impl Arena {
         assert!(at + len <= self.len, "{len} numbers at {at} of {}", self.len);
         match &mut self.backend {
             Backend::Host(host) => Ok(host.read(at, len)),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.read(at, len),
         }
     }
 
@@ -96,6 +119,8 @@ impl Arena {
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         match &mut self.backend {
             Backend::Host(_) => Ok(()),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.finish(),
         }
     }
 
@@ -108,7 +133,11 @@ impl Arena {
             return;
         }
         match &mut self.backend {
-            Backend::Host(_) => unreachable!("{} is a program, the host runs {}.rs", program.name, program.name),
+            Backend::Host(_) => {
+                unreachable!("{} is a program, the host runs {}.rs", program.name, program.name)
+            }
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.queue(program, &table),
         }
     }
 
@@ -117,6 +146,14 @@ impl Arena {
     pub fn repeat(&mut self, times: usize, queue: impl Fn(&mut Arena)) {
         match &mut self.backend {
             Backend::Host(_) => (0..times).for_each(|_| queue(self)),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => {
+                let start = wgpu.begin_repeat();
+                queue(self);
+                if let Backend::Wgpu(wgpu) = &mut self.backend {
+                    wgpu.end_repeat(start, times);
+                }
+            }
         }
     }
 
@@ -124,6 +161,8 @@ impl Arena {
     pub fn memory(&mut self) -> Option<Memory> {
         match &mut self.backend {
             Backend::Host(host) => Some(host.memory()),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(_) => None,
         }
     }
 
@@ -131,6 +170,8 @@ impl Arena {
     pub fn telemetry(&self) -> Telemetry {
         match &self.backend {
             Backend::Host(_) => Telemetry::default(),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.telemetry(),
         }
     }
 }

@@ -23,7 +23,10 @@ impl View {
     /// # Panics
     /// When they reach outside.
     pub fn part(self, (row, col): (usize, usize), (rows, cols): (usize, usize)) -> Self {
-        assert!(row + rows <= self.rows && col + cols <= self.cols, "{rows}x{cols} at ({row}, {col}) of {self:?}");
+        assert!(
+            row + rows <= self.rows && col + cols <= self.cols,
+            "{rows}x{cols} at ({row}, {col}) of {self:?}"
+        );
         Self { at: self.at + row * self.stride + col, rows, cols, stride: self.stride }
     }
 
