@@ -1,0 +1,1 @@
+// gauge_rows

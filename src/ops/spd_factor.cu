@@ -1,0 +1,1 @@
+// spd_factor

@@ -1,0 +1,1 @@
+// triangular_inverse
