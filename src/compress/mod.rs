@@ -6,6 +6,7 @@
 //! see, [`pipeline`] goes block by block, [`journal`] keeps what is finished, [`output`] writes the folder with its
 //! [`packing`] report, [`verify`] checks one.
 
+pub mod batch;
 pub mod calibration;
 pub mod context;
 pub mod encode;
