@@ -11,13 +11,18 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The backend of arrow systems.
-    pub fn arrow_backend(&self) -> Result<Backend> {
+    /// The device itself; `auto` says once which it took and why.
+    pub fn open(&self) -> Result<Device> {
         let selection = select(self.device).into_diagnostic()?;
         if self.device == DevicePolicy::Auto {
             eprintln!("device: {}", selection.reason);
         }
-        Ok(match selection.device {
+        Ok(selection.device)
+    }
+
+    /// The backend of arrow systems.
+    pub fn arrow_backend(&self) -> Result<Backend> {
+        Ok(match self.open()? {
             Device::Host => Backend::Host,
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => Backend::Cuda(cuda.into()),
