@@ -21,7 +21,7 @@ pub use blas::{Blas, Matrix, Op, Triangle};
 pub use buffer::{Buffer, Pinned, Registered};
 pub use graph::Graph;
 pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version};
-pub use solver::Solver;
+pub use solver::{EigenScratch, Precision, Solver, Symmetric};
 pub use stream::{Event, Stream};
 
 /// The oldest driver that the bindings know: CUDA 13.0.
