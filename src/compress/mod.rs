@@ -10,6 +10,7 @@ pub mod batch;
 pub mod calibration;
 pub mod context;
 pub mod encode;
+pub mod encoder;
 pub mod factors;
 pub mod gauge;
 pub mod gram;
@@ -25,7 +26,9 @@ pub mod recipe;
 pub mod refine;
 pub mod round;
 pub mod scales;
+pub mod schedule;
 pub mod tensor;
 pub mod verify;
 
+pub use encoder::Encoder;
 pub use pipeline::{PackError, PackParams, pack};

@@ -1,10 +1,11 @@
 //! Scalings, permutations, inner products.
 
+use lapidary::device::arena::View;
 use lapidary::ops::dots::{Dots, PARTS, col_dots, inner, row_dots, total};
-use lapidary::ops::gather::{Gather, gather};
+use lapidary::ops::gather::{Gather, Order, gather};
 use lapidary::ops::scale::{Scale, scale};
 
-use super::{Sheet, assert_close, on_every_device, rounding};
+use super::{Given, Sheet, assert_close, on_every_device, rounding};
 
 const SHAPES: [(usize, usize); 5] = [(1, 1), (9, 33), (70, 131), (129, 40), (2, 300)];
 
@@ -48,21 +49,25 @@ fn rows_and_columns_are_permuted() {
             let a = sheet.random(rows, cols);
             let row = sheet.matrix(1, rows, |_, i| ((i * 7 + 3) % rows) as f64);
             let col = sheet.matrix(1, cols, |_, j| (cols - 1 - j) as f64);
-            let (both, one) = (sheet.blank(rows, cols), sheet.blank(rows, cols));
+            let across = sheet.random(cols, rows);
+            let [both, one, turned] = [0; 3].map(|_| sheet.blank(rows, cols));
+            let (rows, cols) = (Some(row.view.at), Some(col.view.at));
             let items = [
-                Gather { a: a.view, out: both, rows: Some(row.view.at), cols: Some(col.view.at) },
-                Gather { a: a.view, out: one, rows: None, cols: Some(col.view.at) },
+                Gather { a: a.view, out: both, rows, cols, order: Order::Straight },
+                Gather { a: a.view, out: one, rows: None, cols, order: Order::Straight },
+                Gather { a: across.view, out: turned, rows, cols, order: Order::Transposed },
             ];
             gather(&mut sheet.arena, &items);
-            let from = |i: usize| row.at(0, i) as usize;
-            assert_close(&sheet.read(both), both, 0.0, |i, j| a.at(from(i), cols - 1 - j));
-            assert_close(&sheet.read(one), one, 0.0, |i, j| a.at(i, cols - 1 - j));
+            let (from, last) = (|i: usize| row.at(0, i) as usize, a.view.cols - 1);
+            assert_close(&sheet.read(both), both, 0.0, |i, j| a.at(from(i), last - j));
+            assert_close(&sheet.read(one), one, 0.0, |i, j| a.at(i, last - j));
+            assert_close(&sheet.read(turned), turned, 0.0, |i, j| across.at(last - j, from(i)));
         }
     });
 }
 
 /// Two matrices of every shape, and as many blank numbers as `len` says.
-fn pairs(sheet: &mut Sheet, len: fn((usize, usize)) -> usize) -> Vec<(super::Given, super::Given, usize)> {
+fn pairs(sheet: &mut Sheet, len: fn((usize, usize)) -> usize) -> Vec<(Given, Given, usize)> {
     SHAPES
         .map(|(rows, cols)| {
             (sheet.random(rows, cols), sheet.random(rows, cols), sheet.room(len((rows, cols))))
@@ -70,7 +75,7 @@ fn pairs(sheet: &mut Sheet, len: fn((usize, usize)) -> usize) -> Vec<(super::Giv
         .into()
 }
 
-fn dots(pairs: &[(super::Given, super::Given, usize)]) -> Vec<Dots> {
+fn dots(pairs: &[(Given, Given, usize)]) -> Vec<Dots> {
     pairs.iter().map(|(a, b, out)| Dots { a: a.view, b: b.view, out: *out }).collect()
 }
 
@@ -80,7 +85,7 @@ fn inner_products_of_rows() {
         let pairs = pairs(sheet, |(rows, _)| rows);
         row_dots(&mut sheet.arena, &dots(&pairs));
         for ((rows, cols), (a, b, out)) in SHAPES.iter().zip(&pairs) {
-            let view = lapidary::device::arena::View::vector(*out, *rows);
+            let view = View::vector(*out, *rows);
             assert_close(&sheet.read(view), view, rounding(*cols), |_, i| {
                 (0..*cols).map(|k| a.at(i, k) * b.at(i, k)).sum()
             });
@@ -94,7 +99,7 @@ fn inner_products_of_columns() {
         let pairs = pairs(sheet, |(_, cols)| cols);
         col_dots(&mut sheet.arena, &dots(&pairs));
         for ((rows, cols), (a, b, out)) in SHAPES.iter().zip(&pairs) {
-            let view = lapidary::device::arena::View::vector(*out, *cols);
+            let view = View::vector(*out, *cols);
             assert_close(&sheet.read(view), view, rounding(*rows), |_, k| {
                 (0..*rows).map(|i| a.at(i, k) * b.at(i, k)).sum()
             });
@@ -123,12 +128,10 @@ fn more_workgroups_than_one_dimension_of_a_grid() {
         let (a, out) = (sheet.room(rows), sheet.room(rows));
         let values: Vec<f32> = (0..rows).map(|i| (i % 1000) as f32).collect();
         sheet.arena.write(a, &values);
-        let column = lapidary::device::arena::View::new(a, rows, 1);
-        let item = Dots {
-            a: column,
-            b: lapidary::device::arena::View { stride: 0, rows, ..column.part((1, 0), (1, 1)) },
-            out,
-        };
+        let ones = sheet.room(rows);
+        sheet.arena.write(ones, &vec![1.0; rows]);
+        let column = |at: usize| View::new(at, rows, 1);
+        let item = Dots { a: column(a), b: column(ones), out };
         row_dots(&mut sheet.arena, &[item]);
         let found = sheet.arena.read(out, rows).unwrap();
         assert!(found.iter().zip(&values).all(|(found, value)| found == value));

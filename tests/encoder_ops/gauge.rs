@@ -16,8 +16,9 @@ fn rows_are_normalised_and_weighted() {
             items.push((a, sheet.vector(rows), sheet.blank(rows, r), sheet.blank(rows, r)));
         }
         let weights = |at: usize, d: &Given| (at % 2 == 0).then_some(d.view.at);
-        let rows: Vec<_> = items.iter().enumerate();
-        let rows: Vec<_> = rows
+        let rows: Vec<_> = items
+            .iter()
+            .enumerate()
             .map(|(at, (a, d, z, w))| GaugeRows {
                 a: a.view,
                 weights: weights(at, d),

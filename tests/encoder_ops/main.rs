@@ -16,6 +16,8 @@ use lapidary::ops::splitmix::SplitMix64;
 
 fn devices() -> Vec<Device> {
     let mut devices = vec![Device::Host];
+    #[cfg(feature = "cuda")]
+    devices.extend(common::cuda().map(Device::Cuda));
     #[cfg(feature = "wgpu")]
     devices.extend(common::wgpu().map(Device::Wgpu));
     devices
@@ -31,7 +33,7 @@ fn on_every_device(body: impl Fn(&mut Sheet)) {
     }
 }
 
-const LEN: usize = 1 << 20;
+const LEN: usize = 1 << 21;
 
 /// An arena that hands out matrices one after another, with gaps between their rows.
 struct Sheet {

@@ -4,7 +4,11 @@
 //! words for each item (where its matrices lie, how large they are). One launch works on all items of a table, so a
 //! device with a single queue is as busy as one with many. The host has no programs: ops work on [`Memory`] there.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod host;
+#[cfg(feature = "cuda")]
+mod ring;
 mod table;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -39,6 +43,8 @@ pub struct Arena {
 
 enum Backend {
     Host(host::HostArena),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<cuda::CudaArena>),
     #[cfg(feature = "wgpu")]
     Wgpu(Box<wgpu::WgpuArena>),
 }
@@ -62,7 +68,7 @@ impl Arena {
         let backend = match device {
             Device::Host => Backend::Host(host::HostArena::new(len)?),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => return Err(DeviceError::NotBuilt { policy: "cuda", hint: "use host" }),
+            Device::Cuda(cuda) => Backend::Cuda(Box::new(cuda::CudaArena::new(cuda, len)?)),
             #[cfg(feature = "wgpu")]
             Device::Wgpu(wgpu) => Backend::Wgpu(Box::new(wgpu::WgpuArena::new(wgpu, len)?)),
         };
@@ -74,7 +80,7 @@ impl Arena {
         match device {
             Device::Host => Ok(host::largest()),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => Err(DeviceError::NotBuilt { policy: "cuda", hint: "use host" }),
+            Device::Cuda(cuda) => cuda::largest(cuda),
             #[cfg(feature = "wgpu")]
             Device::Wgpu(wgpu) => Ok(wgpu::largest(wgpu)),
         }
@@ -97,6 +103,8 @@ impl Arena {
         assert!(at + values.len() <= self.len, "{} numbers at {at} of {}", values.len(), self.len);
         match &mut self.backend {
             Backend::Host(host) => host.write(at, values),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.write(at, values),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(wgpu) => wgpu.write(at, values),
         }
@@ -110,6 +118,8 @@ impl Arena {
         assert!(at + len <= self.len, "{len} numbers at {at} of {}", self.len);
         match &mut self.backend {
             Backend::Host(host) => Ok(host.read(at, len)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.read(at, len),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(wgpu) => wgpu.read(at, len),
         }
@@ -119,6 +129,8 @@ impl Arena {
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         match &mut self.backend {
             Backend::Host(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.finish(),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(wgpu) => wgpu.finish(),
         }
@@ -136,6 +148,8 @@ impl Arena {
             Backend::Host(_) => {
                 unreachable!("{} is a program, the host runs {}.rs", program.name, program.name)
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.queue(program, &table),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(wgpu) => wgpu.queue(program, &table),
         }
@@ -146,6 +160,8 @@ impl Arena {
     pub fn repeat(&mut self, times: usize, queue: impl Fn(&mut Arena)) {
         match &mut self.backend {
             Backend::Host(_) => (0..times).for_each(|_| queue(self)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => cuda::repeat(self, times, queue),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(wgpu) => {
                 let start = wgpu.begin_repeat();
@@ -161,6 +177,8 @@ impl Arena {
     pub fn memory(&mut self) -> Option<Memory> {
         match &mut self.backend {
             Backend::Host(host) => Some(host.memory()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => None,
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(_) => None,
         }
@@ -170,6 +188,8 @@ impl Arena {
     pub fn telemetry(&self) -> Telemetry {
         match &self.backend {
             Backend::Host(_) => Telemetry::default(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.telemetry(),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(wgpu) => wgpu.telemetry(),
         }
