@@ -16,10 +16,10 @@ fn main() -> Result<(), DeviceError> {
     let device = select(policy)?.device;
     println!("{}", device.name());
     println!("largest arena: {} MiB", Arena::largest(&device)? >> 18);
-    for (n, items) in [(256, 64), (1024, 1), (1024, 8), (2048, 1)] {
+    for (n, items) in [(256, 32), (1024, 1), (1024, 8), (2048, 1)] {
         products(&device, n, items)?;
     }
-    for (n, r, items) in [(576, 192, 1), (576, 192, 32), (576, 392, 8), (1024, 1024, 1)] {
+    for (n, r, items) in [(576, 192, 1), (576, 192, 8), (576, 392, 2), (576, 1024, 1)] {
         columns(&device, n, r, items)?;
     }
     Ok(())
