@@ -184,6 +184,16 @@ impl Arena {
         }
     }
 
+    /// Turns that the loops of one thread of a launch may take in all. No card counts them, but Mesa's software
+    /// adapter ends loops after that many.
+    pub fn turns(&self) -> usize {
+        match &self.backend {
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.turns(),
+            _ => usize::MAX,
+        }
+    }
+
     /// What was moved and launched for this arena.
     pub fn telemetry(&self) -> Telemetry {
         match &self.backend {
