@@ -170,7 +170,8 @@ impl Bench {
         let scales: Vec<_> =
             all.iter().map(|i| Scale::new(a[*i], out[*i]).rows(row[*i]).cols(col[*i])).collect();
         report("scale", self.time(5, |arena| scale(arena, &scales))?, 2);
-        let straight = |i: usize| Gather { a: a[i], out: out[i], rows: None, cols: None, order: Order::Straight };
+        let straight =
+            |i: usize| Gather { a: a[i], out: out[i], rows: None, cols: None, order: Order::Straight };
         let gathers: Vec<_> = (0..items).map(straight).collect();
         report("gather", self.time(5, |arena| gather(arena, &gathers))?, 2);
         let turned = |g: &Gather| Gather { out: View::new(g.out.at, n, m), order: Order::Transposed, ..*g };

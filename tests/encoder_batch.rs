@@ -4,11 +4,12 @@ mod common;
 
 use faer::Mat;
 use lapidary::blr::rank::{Budget, rank_for};
-use lapidary::compress::batch::{Candidate, CandidateError, SiteInput, Task, encode_batch};
+use lapidary::compress::batch::{Candidate, CandidateError, SiteInput, Task, encode_batch, predict};
 use lapidary::compress::context::Context;
 use lapidary::compress::encode::Params;
 use lapidary::compress::recipe::{PathChoice, Recipe};
 use lapidary::compress::tensor::{Grams, Input, Outcome, encode_tensor};
+use lapidary::device::arena::Arena;
 
 /// Held-out relative error against the reference's: where flips are equal to rounding, f32 may take another.
 const WITHIN: f64 = 0.01;
@@ -61,7 +62,8 @@ fn batches_reach_the_errors_of_the_reference() {
         .map(|grams| SiteInput { width: grams.fit.nrows(), grams: Some(grams), damping: Some(0.03) })
         .collect();
     for device in common::devices() {
-        let (results, _) = encode_batch(&device, &inputs, &tasks, &Params::nvg()).unwrap();
+        let mut arena = Arena::new(&device, predict(&inputs, &tasks)).unwrap();
+        let (results, _) = encode_batch(&mut arena, &inputs, &tasks, &Params::nvg()).unwrap();
         for (task, results) in tasks.iter().zip(results) {
             let n = task.weight.len() / task.rows;
             for ((paths, _), result) in task.candidates.iter().zip(results) {

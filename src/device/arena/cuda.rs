@@ -1,6 +1,6 @@
 use super::ring::Ring;
 use super::{Arena, Backend, Program, Table};
-use crate::device::cuda::{Args, Buffer, Cuda, Graph, Grid, Kernel, Pinned, Source, Stream};
+use crate::device::cuda::{Args, Blas, Buffer, Cuda, Graph, Grid, Kernel, Pinned, Solver, Source, Stream};
 use crate::device::{DeviceError, Telemetry};
 
 /// Words of a chunk of the ring through which tables and short writes go: 4 MiB.
@@ -50,8 +50,17 @@ pub(super) struct CudaArena {
     graphs: Vec<Graph>,
     stage: Pinned<f32>,
     error: Option<DeviceError>,
+    libraries: Option<(Blas, Solver)>,
     /// Last, so that everything above is still there while its destructor waits.
     stream: Stream,
+}
+
+/// An arena as CUDA's libraries see it.
+pub struct Card<'a> {
+    pub stream: &'a Stream,
+    pub numbers: &'a Buffer<f32>,
+    pub blas: &'a Blas,
+    pub solver: &'a Solver,
 }
 
 struct Launch {
@@ -72,6 +81,7 @@ impl CudaArena {
             graphs: Vec::new(),
             stage: Pinned::new(cuda, STAGE)?,
             error: None,
+            libraries: None,
             stream: Stream::new(cuda)?,
         })
     }
@@ -156,6 +166,19 @@ impl CudaArena {
             (0..times % copies).try_for_each(|_| arena.launch(&launches))
         });
         0
+    }
+
+    /// For libraries: what they queue comes behind everything queued so far.
+    pub fn card(&mut self) -> Result<Card<'_>, DeviceError> {
+        self.attempt(Self::flush);
+        if let Some(error) = &self.error {
+            return Err(error.clone());
+        }
+        if self.libraries.is_none() {
+            self.libraries = Some((Blas::new(&self.stream)?, Solver::new(&self.stream)?));
+        }
+        let (blas, solver) = self.libraries.as_ref().expect("made above");
+        Ok(Card { stream: &self.stream, numbers: &self.numbers, blas, solver })
     }
 
     pub fn telemetry(&self) -> Telemetry {

@@ -15,6 +15,8 @@ mod wgpu;
 
 use super::{Device, DeviceError, Telemetry};
 
+#[cfg(feature = "cuda")]
+pub use cuda::Card;
 pub use host::Memory;
 pub use table::{Table, View, float_word};
 
@@ -191,6 +193,15 @@ impl Arena {
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(wgpu) => wgpu.turns(),
             _ => usize::MAX,
+        }
+    }
+
+    /// The arena for CUDA's libraries, on a card.
+    #[cfg(feature = "cuda")]
+    pub fn card(&mut self) -> Option<Result<Card<'_>, DeviceError>> {
+        match &mut self.backend {
+            Backend::Cuda(cuda) => Some(cuda.card()),
+            _ => None,
         }
     }
 
