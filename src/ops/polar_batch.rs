@@ -12,8 +12,8 @@ pub const POLAR_TOLERANCE_F32: f32 = 1e-5;
 /// below which f32 knows nothing of it.
 const MAX_PAIRS: usize = 20;
 
-pub(super) static POLAR_SCALE: Program = program!("polar", "polar_scale", 256, []);
-pub(super) static POLAR_CHECK: Program = program!("polar", "polar_check", 256, []);
+pub(super) static POLAR_SCALE: Program = program!("polar", "polar_scale", 256, [("CUDA_THREADS", 1024)]);
+pub(super) static POLAR_CHECK: Program = program!("polar", "polar_check", 256, [("CUDA_THREADS", 1024)]);
 
 /// One polar factor of a batch; every matrix is r x r, its rows one after another.
 #[derive(Clone, Copy, Debug)]
