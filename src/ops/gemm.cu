@@ -115,6 +115,8 @@ __device__ __forceinline__ void product(float* arena, const u32* item, u32 group
     // A thread owns fours of rows and columns, half a tile apart; its team takes every TEAMS-th row of k.
     u32 tx = threadIdx.x % SIDE, ty = threadIdx.x / SIDE % SIDE, team = threadIdx.x / (SIDE * SIDE);
     u32 steps = (depth + STEP - 1) / STEP;
+    // Whether any row of this warp is inside C.
+    bool busy = i0 + (threadIdx.x - threadIdx.x % 32) / SIDE % SIDE * 4 < m;
     float sum[OWN][OWN] = {};
     a.fetch(shared);
     b.fetch(shared + STEP * ROW);
@@ -126,6 +128,7 @@ __device__ __forceinline__ void product(float* arena, const u32* item, u32 group
             a.fetch(stage);
             b.fetch(stage + STEP * ROW);
         }
+        if (!busy) continue;
         const float* left = shared + step % 2 * STAGE + team * ROW + ty * 4;
         const float* right = left + STEP * ROW - ty * 4 + tx * 4;
 #pragma unroll
@@ -187,6 +190,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm(float* arena, cons
     u32 group = group_index();
     const u32* item = find_item(table, group);
     if (!item) return;
-    if (item[6] >= 4 * BIG && item[7] >= 4 * BIG) product<BIG>(arena, item, group, shared);
+    // Enough large tiles to fill a card alone, or small ones: by the shape only, so that a product's result does not
+    // depend on its table.
+    if (min(item[6], item[7]) >= 4 * BIG && item[6] >= (1u << 22) / item[7]) product<BIG>(arena, item, group, shared);
     else product<TILE>(arena, item, group, shared);
 }

@@ -5,6 +5,8 @@
 // off everything above it, threads along the columns. So rows of L are read along their length both ways, and the
 // blocks' inverses are on their way before they are needed.
 constexpr u32 WARPS = THREADS / 32, OWN = PANEL / WARPS, PARTS = THREADS / PANEL;
+// Loads of a thread and row of L that are on their way together.
+constexpr u32 FLIGHT = 8;
 
 struct Shared {
     float panel[PANEL];
@@ -24,11 +26,20 @@ __device__ __forceinline__ void forward(const float* a, size_t stride, const flo
 #pragma unroll
         for (u32 k = 0; k < PANEL / 32; ++k) inverse[e][k] = block[(first + e) * PANEL + 32 * k + lane];
     }
-#pragma unroll 8
-    for (u32 k = lane; k < start; k += 32) {
-        float known = y[k];
+    // PANEL divides `start`.
+    for (u32 k = lane; k < start; k += FLIGHT * 32) {
+        float known[FLIGHT], entry[OWN][FLIGHT];
 #pragma unroll
-        for (u32 e = 0; e < OWN; ++e) sum[e] += row[e][k] * known;
+        for (u32 f = 0; f < FLIGHT; ++f) {
+            bool there = k + 32 * f < start;
+            known[f] = there ? y[k + 32 * f] : 0.0f;
+#pragma unroll
+            for (u32 e = 0; e < OWN; ++e) entry[e][f] = there ? __ldg(row[e] + k + 32 * f) : 0.0f;
+        }
+#pragma unroll
+        for (u32 f = 0; f < FLIGHT; ++f)
+#pragma unroll
+            for (u32 e = 0; e < OWN; ++e) sum[e] += entry[e][f] * known[f];
     }
 #pragma unroll
     for (u32 e = 0; e < OWN; ++e) {
@@ -73,10 +84,16 @@ __device__ __forceinline__ void backward(const float* a, size_t stride, const fl
     __syncthreads();
     for (u32 k = threadIdx.x; k < start; k += THREADS) {
         const float* above = a + start * stride + k;
-        sum = 0.0f;
-#pragma unroll 16
-        for (u32 i = 0; i < width; ++i) sum += above[i * stride] * shared.panel[i];
-        y[k] -= sum;
+        sum = y[k];
+#pragma unroll
+        for (u32 from = 0; from < PANEL; from += 2 * FLIGHT) {
+            float entry[2 * FLIGHT];
+#pragma unroll
+            for (u32 f = 0; f < 2 * FLIGHT; ++f) entry[f] = from + f < width ? __ldg(above + (from + f) * stride) : 0.0f;
+#pragma unroll
+            for (u32 f = 0; f < 2 * FLIGHT; ++f) sum -= entry[f] * shared.panel[from + f];
+        }
+        y[k] = sum;
     }
 }
 
