@@ -38,6 +38,8 @@ impl EncodedBy {
             Device::Host => Self::F32Host,
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => Self::F32Cuda,
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(_) => Self::F32Wgpu,
         }
     }
 }

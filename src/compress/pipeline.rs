@@ -234,14 +234,19 @@ impl Run<'_> {
         for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
             let tensor = name.prefix(layer);
             if let Some((record, _)) = self.journal.read_tensor(&tensor)? {
-                self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None });
+                self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None, moved: 0 });
                 continue;
             }
             match assignment {
                 Assignment::Pack(budget) => jobs.push(Job { name, budget }),
                 Assignment::KeepDense => {
                     let record = self.journal.write_dense(&tensor, "kept dense by the plan".into())?;
-                    self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None });
+                    self.observer.event(Event::Tensor {
+                        name: &tensor,
+                        record: &record,
+                        took: None,
+                        moved: 0,
+                    });
                 }
             }
         }
@@ -368,11 +373,20 @@ impl Run<'_> {
         began: Instant,
     ) -> Result<(), PackError> {
         let name = name.prefix(layer);
+        let mut moved = 0;
         let record = match outcome {
-            Outcome::Packed(packed) => self.journal.write_packed(&name, &packed.payload, packed.quality)?,
+            Outcome::Packed(packed) => {
+                moved = packed.moved;
+                self.journal.write_packed(&name, &packed.payload, packed.quality)?
+            }
             Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
         };
-        self.observer.event(Event::Tensor { name: &name, record: &record, took: Some(began.elapsed()) });
+        self.observer.event(Event::Tensor {
+            name: &name,
+            record: &record,
+            took: Some(began.elapsed()),
+            moved,
+        });
         Ok(())
     }
 

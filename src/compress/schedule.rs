@@ -188,6 +188,7 @@ fn run(
 /// The form with the lower error on the held-out Gram, before rounding; two paths on a tie.
 fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteInput<'_>]) -> Done {
     let mut best: Option<(Unit, Candidate)> = None;
+    let mut moved = 0;
     for (unit, result) in forms {
         let candidate = match result {
             Ok(candidate) => candidate,
@@ -196,6 +197,7 @@ fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteI
             }
             Err(error) => return Done::Retry(error.to_string()),
         };
+        moved += candidate.moved;
         if best.as_ref().is_none_or(|(_, best)| candidate.judged.choice <= best.judged.choice) {
             best = Some((unit, candidate));
         }
@@ -222,5 +224,5 @@ fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteI
         steps_undone: candidate.refine.undone,
         svd_fallbacks: 0,
     };
-    Done::Packed(Box::new(Packed { payload: judged.payload, quality }))
+    Done::Packed(Box::new(Packed { payload: judged.payload, quality, moved }))
 }

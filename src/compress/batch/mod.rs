@@ -72,6 +72,8 @@ pub struct Candidate {
     pub refine: RefineInfo,
     pub damping: f64,
     pub damping_tries: usize,
+    /// Bytes copied to and from the device for this candidate alone.
+    pub moved: u64,
 }
 
 /// Why a candidate has to be encoded by the reference instead, or stays dense.
@@ -212,6 +214,7 @@ impl<'a> Batch<'a> {
             let mut job = Job::new(plan.sites[site].clone(), shape, (weight, weighted), views);
             job.sums = plan.sums + k * SUMS * PARTS;
             job.flips = plan.flips + k * plan.flips_stride;
+            job.moved = shape.m * shape.n;
             let failed = errors[site].clone().map(CandidateError::Context);
             entries.push(Entry { task, job, second, failed });
         }
@@ -283,6 +286,7 @@ impl<'a> Batch<'a> {
                 match &written {
                     Ok(()) => {
                         let left = left.part((0, 0), (left.rows, entry.job.shape.rank));
+                        entry.job.moved += left.len();
                         starts.push((k, Start { weight, left, root, inverse_root }));
                     }
                     Err(error) => entry.failed = Some(error.clone().into()),
@@ -308,6 +312,8 @@ impl<'a> Batch<'a> {
             match spectrum {
                 Ok(spectrum) => {
                     write_spectrum(self.arena, &spectrum, start.left, start.root, start.inverse_root);
+                    let job = &mut self.entries[k].job;
+                    job.moved += job.shape.m * job.shape.n + start.left.len();
                     starts.push((k, start));
                 }
                 Err(error) => self.entries[k].failed = Some(error.into()),
@@ -355,6 +361,7 @@ impl<'a> Batch<'a> {
                         refine: job.info,
                         damping: job.site.damping,
                         damping_tries: job.site.tries,
+                        moved: 4 * job.moved as u64,
                     })
                 }
             };
