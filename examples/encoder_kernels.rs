@@ -85,6 +85,7 @@ fn launches(device: &Device) -> Result<()> {
 struct Bench {
     arena: Arena,
     shape: Shape,
+    len: usize,
     used: usize,
 }
 
@@ -95,13 +96,10 @@ impl Bench {
         let len = 3 * m * n + 2 * widest * widest + 6 * r * widest + 8 * r * r + 64 * widest;
         let mut random = SplitMix64::new(1);
         let noise: Vec<f32> = (0..NOISE).map(|_| random.signed() as f32).collect();
-        let len = len * items;
+        let len = NOISE + len * items;
         let mut arena = Arena::new(device, len)?;
-        for at in (0..len).step_by(NOISE) {
-            arena.write(at, &noise[..NOISE.min(len - at)]);
-        }
-        arena.finish()?;
-        Ok(Self { arena, shape, used: 0 })
+        arena.write(0, &noise);
+        Ok(Self { arena, shape, len, used: 0 })
     }
 
     /// One matrix for each problem.
@@ -119,8 +117,14 @@ impl Bench {
         self.views(1, len).iter().map(|view| view.at).collect()
     }
 
+    /// Fills the arena with noise again.
     fn free(&mut self) {
-        self.used = 0;
+        self.used = NOISE;
+        let noise = |at: usize, len: usize| View::new(at, 1, len);
+        for at in (NOISE..self.len).step_by(NOISE) {
+            let len = NOISE.min(self.len - at);
+            scale(&mut self.arena, &[Scale::new(noise(0, len), noise(at, len))]);
+        }
     }
 
     /// Milliseconds of one run, the mean of several after one that is not counted.
@@ -137,6 +141,7 @@ impl Bench {
         let Shape { m, n, r, items } = self.shape;
         self.free();
         let (w, h, out) = (self.views(m, n), self.views(n, n), self.views(m, n));
+        let square = self.views(n, n);
         let (u, v, k) = (self.views(m, r), self.views(n, r), self.views(r, r));
         let ur = self.views(m, r);
         type Make<'a> = &'a dyn Fn(usize) -> Gemm;
@@ -147,7 +152,7 @@ impl Bench {
             ("U'U", m * r * r, &|i| Gemm::new(u[i], u[i], k[i]).a_transposed()),
             ("U K, signs", m * r * r, &|i| Gemm::new(u[i], k[i], ur[i]).sign()),
             ("V V' o H, lower", n * n * r / 2, &|i| {
-                Gemm::new(v[i], v[i], h[i]).b_transposed().hadamard(h[i]).lower()
+                Gemm::new(v[i], v[i], square[i]).b_transposed().hadamard(h[i]).lower()
             }),
         ];
         for (name, pairs, make) in cases {
@@ -288,8 +293,8 @@ impl Bench {
         let (a, q, c, sq) = (self.views(m, r), self.views(r, r), self.views(m, r), self.views(m, r));
         let (signs, scales, flips) = (self.views(m, r), self.vectors(m), self.vectors(m));
         self.grams(&a, &q);
-        let ones: Vec<_> = (0..items).map(|i| Scale::new(c[i], signs[i]).sign()).collect();
-        scale(&mut self.arena, &ones);
+        let starts: Vec<_> = (0..items).map(|i| Scale::new(signs[i], signs[i]).sign()).collect();
+        scale(&mut self.arena, &starts);
         scales.iter().for_each(|at| self.arena.write(*at, &vec![1.0; m]));
         let problems: Vec<_> = (0..items)
             .map(|i| RowFlips {

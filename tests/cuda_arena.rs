@@ -5,6 +5,7 @@ mod common;
 
 use lapidary::device::Device;
 use lapidary::device::arena::{Arena, View};
+use lapidary::device::cuda::{EigenSolver, Eigenpairs};
 use lapidary::ops::column_search_batch::{ColumnSearchItem, column_search_batch};
 use lapidary::ops::dots::{Dots, PARTS, col_dots, inner, row_dots, total};
 use lapidary::ops::gather::{Gather, Order, gather};
@@ -381,6 +382,34 @@ fn repetitions_are_recorded_and_replayed() {
             arena.repeat(times, |arena| scale(arena, &[Scale::new(a, View::new(sum, 10, 10)).add()]));
         });
         assert_near("a sum", View::new(sum, 10, 10), &results, 1e-5);
+    }
+}
+
+#[test]
+fn eigenpairs_of_several_matrices() {
+    let Some(cuda) = common::cuda() else { return };
+    let mut layout = Layout::default();
+    let mut solver = EigenSolver::new(&cuda);
+    let orders = [1, 8, 100, 64, 100, 7, 33, 50, 100, 3];
+    let starts: Vec<Vec<f64>> = (orders.iter())
+        .map(|n| {
+            let view = layout.spd(*n, 0.0);
+            entries(&layout.numbers, view).into_iter().map(f64::from).collect()
+        })
+        .collect();
+    let mut items: Vec<_> = (orders.iter().zip(&starts))
+        .map(|(n, start)| Eigenpairs { order: *n, matrix: start.clone(), values: Vec::new() })
+        .collect();
+    solver.solve(&mut items).unwrap();
+    for (item, start) in items.iter().zip(&starts) {
+        let n = item.order;
+        assert!(item.values.is_sorted());
+        for (vector, value) in item.matrix.chunks(n).zip(&item.values) {
+            for i in 0..n {
+                let product: f64 = (0..n).map(|j| start[i.max(j) * n + i.min(j)] * vector[j]).sum();
+                assert!((product - value * vector[i]).abs() < 1e-6, "order {n}");
+            }
+        }
     }
 }
 

@@ -15,8 +15,8 @@ const MAX_PAIRS: usize = 20;
 /// The smallest singular value, over the largest, that the scaled steps are made for.
 const LEAST_EXPECTED: f64 = 1e-3;
 
-pub(super) static POLAR_SCALE: Program = program!("polar", "polar_scale", 256, []);
-pub(super) static POLAR_CHECK: Program = program!("polar", "polar_check", 256, []);
+pub(super) static POLAR_SCALE: Program = program!("polar", "polar_scale", 256, [("CUDA_THREADS", 1024)]);
+pub(super) static POLAR_CHECK: Program = program!("polar", "polar_check", 256, [("CUDA_THREADS", 1024)]);
 
 /// One polar factor of a batch; every matrix is r x r, its rows one after another.
 #[derive(Clone, Copy, Debug)]

@@ -24,10 +24,13 @@ const GRAPHS: usize = 64;
 /// The share of the free memory that one arena may take: libraries and side streams need some too.
 const SHARE: f64 = 0.9;
 
+/// The constant that gives a program other threads on CUDA, where a workgroup may have 1024.
+const OWN_THREADS: &str = "CUDA_THREADS";
+
 impl Program {
     /// What the compiler of CUDA reads.
     pub fn source(&self) -> Source {
-        let threads = ("THREADS", i64::from(self.threads));
+        let threads = ("THREADS", i64::from(self.cuda_threads()));
         let constants = self.constants.iter().map(|(name, value)| (*name, i64::from(*value)));
         Source {
             name: self.name,
@@ -35,6 +38,11 @@ impl Program {
             text: self.cuda,
             constants: constants.chain([threads]).collect(),
         }
+    }
+
+    fn cuda_threads(&self) -> u32 {
+        let own = self.constants.iter().find(|(name, _)| *name == OWN_THREADS);
+        own.map_or(self.threads, |(_, threads)| *threads)
     }
 }
 
@@ -229,7 +237,7 @@ impl CudaArena {
     fn launch(&self, launches: &[Launch]) -> Result<(), DeviceError> {
         for Launch { kernel, groups, table } in launches {
             let (program, kernel) = &self.kernels[*kernel];
-            let grid = Grid { blocks: (*groups, 1), threads: program.threads as usize };
+            let grid = Grid { blocks: (*groups, 1), threads: program.cuda_threads() as usize };
             let mut args = Args::new().pointer(self.numbers.address()).pointer(self.ring.address(*table));
             // SAFETY: a program takes the arena and a table, and waits for the launch before it (`find_item`); both
             // outlive its run, since the ring waits before it uses a chunk again.
