@@ -76,6 +76,7 @@ fn encoder(args: &Args) -> Result<Encoder> {
     let device = args.device.open()?;
     match (device, args.precision) {
         (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
         (device, Some(Precision::F64)) => {
             let name = device.name();
             Err(miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
