@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::compress::calibration::CalibrationParams;
 use lapidary::compress::packing::Packing;
@@ -79,7 +79,7 @@ fn encoder(args: &Args) -> Result<Encoder> {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         (device, Some(Precision::F64)) => {
             let name = device.name();
-            Err(miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
+            Err(miette::miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
         }
         (device, _) => Ok(Encoder::Batch(device)),
     }
