@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::compress::calibration::CalibrationParams;
 use lapidary::compress::observer::Observer;
@@ -81,9 +81,10 @@ fn encoder(args: &Args) -> Result<Encoder> {
     let device = args.device.open()?;
     match (device, args.precision) {
         (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
         (device, Some(Precision::F64)) => {
             let name = device.name();
-            Err(miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
+            Err(miette::miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
         }
         (device, _) => Ok(Encoder::Batch(device)),
     }

@@ -122,9 +122,9 @@ fn on_host(memory: Memory, item: &ColumnSearchItem, start: usize, block: usize) 
         unsafe {
             let b = memory.row_mut(item.b, j);
             let feedback = memory.row(item.r_transposed, j);
-            for i in start..j {
-                let error = memory.row(item.errors, i - start);
-                b.iter_mut().zip(error).for_each(|(b, e)| *b -= feedback[i] * e);
+            for (i, weight) in feedback[start..j].iter().enumerate() {
+                let error = memory.row(item.errors, i);
+                b.iter_mut().zip(error).for_each(|(b, e)| *b -= weight * e);
             }
             let mut state = ColumnState {
                 s: memory.row_mut(item.signs, j),
