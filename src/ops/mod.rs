@@ -65,7 +65,8 @@ pub use dtype::Dtype;
 pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
     let rows = [1, 2, 3, 16].into_iter().flat_map(|dim| [row_factor::source(dim), arrow_solve::source(dim)]);
     let batches = (1..=arrow_batch::LARGEST_DIM).map(arrow_batch::source);
-    rows.chain(batches).chain([spd_inverse::source(spd_inverse::LEAF)]).collect()
+    let encoder = programs().into_iter().map(|program| program.source());
+    rows.chain(batches).chain([spd_inverse::source(spd_inverse::LEAF)]).chain(encoder).collect()
 }
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.

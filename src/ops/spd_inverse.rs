@@ -21,7 +21,7 @@ const PANELLED: usize = 1024;
 /// `squared_diagonal`, `norm_one`.
 pub fn source(leaf: usize) -> Source {
     let constants = vec![("LEAF", leaf as i64), ("TILE", TILE as i64)];
-    Source { name: "spd_inverse", text: include_str!("spd_inverse.cu"), constants }
+    Source { name: "spd_inverse", prelude: "", text: include_str!("spd_inverse.cu"), constants }
 }
 
 /// Tiles of a matrix of order `p` in half storage.

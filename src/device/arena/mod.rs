@@ -4,7 +4,11 @@
 //! words for each item (where its matrices lie, how large they are). One launch works on all items of a table, so a
 //! device with a single queue is as busy as one with many. The host has no programs: ops work on [`Memory`] there.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod host;
+#[cfg(feature = "cuda")]
+mod ring;
 mod table;
 
 use super::{Device, DeviceError, Telemetry};
@@ -37,6 +41,8 @@ pub struct Arena {
 
 enum Backend {
     Host(host::HostArena),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<cuda::CudaArena>),
 }
 
 impl Arena {
@@ -47,7 +53,7 @@ impl Arena {
         let backend = match device {
             Device::Host => Backend::Host(host::HostArena::new(len)?),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => return Err(DeviceError::NotBuilt { policy: "cuda", hint: "use host" }),
+            Device::Cuda(cuda) => Backend::Cuda(Box::new(cuda::CudaArena::new(cuda, len)?)),
         };
         Ok(Self { backend, len })
     }
@@ -57,7 +63,7 @@ impl Arena {
         match device {
             Device::Host => Ok(host::largest()),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => Err(DeviceError::NotBuilt { policy: "cuda", hint: "use host" }),
+            Device::Cuda(cuda) => cuda::largest(cuda),
         }
     }
 
@@ -78,6 +84,8 @@ impl Arena {
         assert!(at + values.len() <= self.len, "{} numbers at {at} of {}", values.len(), self.len);
         match &mut self.backend {
             Backend::Host(host) => host.write(at, values),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.write(at, values),
         }
     }
 
@@ -89,6 +97,8 @@ impl Arena {
         assert!(at + len <= self.len, "{len} numbers at {at} of {}", self.len);
         match &mut self.backend {
             Backend::Host(host) => Ok(host.read(at, len)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.read(at, len),
         }
     }
 
@@ -96,6 +106,8 @@ impl Arena {
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         match &mut self.backend {
             Backend::Host(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.finish(),
         }
     }
 
@@ -111,6 +123,8 @@ impl Arena {
             Backend::Host(_) => {
                 unreachable!("{} is a program, the host runs {}.rs", program.name, program.name)
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.queue(program, &table),
         }
     }
 
@@ -119,6 +133,8 @@ impl Arena {
     pub fn repeat(&mut self, times: usize, queue: impl Fn(&mut Arena)) {
         match &mut self.backend {
             Backend::Host(_) => (0..times).for_each(|_| queue(self)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => cuda::repeat(self, times, queue),
         }
     }
 
@@ -126,6 +142,8 @@ impl Arena {
     pub fn memory(&mut self) -> Option<Memory> {
         match &mut self.backend {
             Backend::Host(host) => Some(host.memory()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => None,
         }
     }
 
@@ -133,6 +151,8 @@ impl Arena {
     pub fn telemetry(&self) -> Telemetry {
         match &self.backend {
             Backend::Host(_) => Telemetry::default(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.telemetry(),
         }
     }
 }
