@@ -10,6 +10,8 @@ mod host;
 #[cfg(feature = "cuda")]
 mod ring;
 mod table;
+#[cfg(feature = "wgpu")]
+mod wgpu;
 
 use super::{Device, DeviceError, Telemetry};
 
@@ -43,6 +45,19 @@ enum Backend {
     Host(host::HostArena),
     #[cfg(feature = "cuda")]
     Cuda(Box<cuda::CudaArena>),
+    #[cfg(feature = "wgpu")]
+    Wgpu(Box<wgpu::WgpuArena>),
+}
+
+impl Program {
+    /// What a wgpu adapter compiles: the constants, the prelude and the kernel.
+    pub fn wgsl_text(&self) -> String {
+        let threads = [("THREADS", self.threads)];
+        let constants = self.constants.iter().chain(&threads);
+        let constants: String =
+            constants.map(|(name, value)| format!("const {name}: u32 = {value}u;\n")).collect();
+        [&constants, include_str!("prelude.wgsl"), self.wgsl].concat()
+    }
 }
 
 impl Arena {
@@ -54,6 +69,8 @@ impl Arena {
             Device::Host => Backend::Host(host::HostArena::new(len)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => Backend::Cuda(Box::new(cuda::CudaArena::new(cuda, len)?)),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(wgpu) => Backend::Wgpu(Box::new(wgpu::WgpuArena::new(wgpu, len)?)),
         };
         Ok(Self { backend, len })
     }
@@ -64,6 +81,8 @@ impl Arena {
             Device::Host => Ok(host::largest()),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda::largest(cuda),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(wgpu) => Ok(wgpu::largest(wgpu)),
         }
     }
 
@@ -86,6 +105,8 @@ impl Arena {
             Backend::Host(host) => host.write(at, values),
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.write(at, values),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.write(at, values),
         }
     }
 
@@ -99,6 +120,8 @@ impl Arena {
             Backend::Host(host) => Ok(host.read(at, len)),
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.read(at, len),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.read(at, len),
         }
     }
 
@@ -108,6 +131,8 @@ impl Arena {
             Backend::Host(_) => Ok(()),
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.finish(),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.finish(),
         }
     }
 
@@ -125,6 +150,8 @@ impl Arena {
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.queue(program, &table),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.queue(program, &table),
         }
     }
 
@@ -135,6 +162,14 @@ impl Arena {
             Backend::Host(_) => (0..times).for_each(|_| queue(self)),
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => cuda::repeat(self, times, queue),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => {
+                let start = wgpu.begin_repeat();
+                queue(self);
+                if let Backend::Wgpu(wgpu) = &mut self.backend {
+                    wgpu.end_repeat(start, times);
+                }
+            }
         }
     }
 
@@ -144,6 +179,8 @@ impl Arena {
             Backend::Host(host) => Some(host.memory()),
             #[cfg(feature = "cuda")]
             Backend::Cuda(_) => None,
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(_) => None,
         }
     }
 
@@ -153,6 +190,8 @@ impl Arena {
             Backend::Host(_) => Telemetry::default(),
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.telemetry(),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.telemetry(),
         }
     }
 }
