@@ -44,8 +44,7 @@ fn workgroup_memory_fits_the_smallest_adapters() {
 
 #[test]
 fn every_kernel_file_is_known() {
-    let known: BTreeSet<String> =
-        programs().iter().map(|program| format!("{}.wgsl", program.name)).collect();
+    let known: BTreeSet<String> = programs().iter().map(|program| format!("{}.wgsl", program.name)).collect();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
     let files: BTreeSet<String> = std::fs::read_dir(folder)
         .unwrap()
