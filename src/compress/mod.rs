@@ -11,6 +11,7 @@ pub mod calibration;
 pub mod context;
 pub mod device_calibration;
 pub mod encode;
+pub mod encoder;
 pub mod factors;
 pub mod gauge;
 pub mod gram;
@@ -26,7 +27,9 @@ pub mod recipe;
 pub mod refine;
 pub mod round;
 pub mod scales;
+pub mod schedule;
 pub mod tensor;
 pub mod verify;
 
+pub use encoder::Encoder;
 pub use pipeline::{PackError, PackParams, pack};

@@ -35,6 +35,21 @@ impl std::ops::Sub for Telemetry {
     }
 }
 
+impl std::ops::Add for Telemetry {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes_up: self.bytes_up + other.bytes_up,
+            bytes_down: self.bytes_down + other.bytes_down,
+            launches: self.launches + other.launches,
+            factorisations: self.factorisations + other.factorisations,
+            handles: self.handles + other.handles,
+            contexts: self.contexts + other.contexts,
+        }
+    }
+}
+
 /// Running counters of a device, or of some of its streams: what those count, the device counts too.
 #[cfg(feature = "cuda")]
 #[derive(Debug, Default)]

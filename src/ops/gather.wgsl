@@ -1,6 +1,6 @@
-// out[i,j] <- A[r(i), c(j)], r and c from vectors of indices or as they are. One entry of rows x cols at a time, ENTRIES
+// out[i,j] <- A[r(i), c(j)], or A[c(j), r(i)] where transposed; r and c from vectors of indices or as they are. One entry of rows x cols at a time, ENTRIES
 // a workgroup, counted along the rows. 256 threads, no barrier.
-// words: a_at a_stride out_at out_stride rows cols rowindex_at colindex_at
+// words: a_at a_stride out_at out_stride rows cols rowindex_at colindex_at transposed
 
 const NONE = 0xffffffffu;
 
@@ -21,7 +21,9 @@ fn gather(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: vec3
     for (var entry = first + thread; entry < end; entry += THREADS) {
         let i = entry / cols;
         let j = entry % cols;
-        let source = table[item] + index(table[item + 6u], i) * table[item + 1u] + index(table[item + 7u], j);
-        arena[table[item + 2u] + i * table[item + 3u] + j] = arena[source];
+        var source = vec2u(index(table[item + 6u], i), index(table[item + 7u], j));
+        if table[item + 8u] != 0u { source = source.yx; }
+        let value = arena[table[item] + source.x * table[item + 1u] + source.y];
+        arena[table[item + 2u] + i * table[item + 3u] + j] = value;
     }
 }

@@ -63,7 +63,14 @@ pub fn cuda() -> Option<lapidary::device::cuda::Cuda> {
     works(lapidary::device::cuda::Cuda::open(0), "cuda")
 }
 
-#[cfg(feature = "cuda")]
+/// The adapter that wgpu finds, a software one where there is no card. Required as `wgpu`.
+#[cfg(feature = "wgpu")]
+pub fn wgpu() -> Option<lapidary::device::wgpu::Wgpu> {
+    use lapidary::device::wgpu::{Adapters, Wgpu};
+    works(Wgpu::open(Adapters::Any), "wgpu")
+}
+
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn works<T>(found: Result<T, lapidary::device::DeviceError>, name: &str) -> Option<T> {
     match found {
         Ok(thing) => Some(thing),

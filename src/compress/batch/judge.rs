@@ -13,11 +13,12 @@ use crate::ops::scale::{Scale, scale};
 /// A rounded candidate and what it is worth. Relative errors are `sqrt(err(Ŵ; A)/err(0; A))`.
 pub struct Judged {
     pub payload: Payload,
-    /// On the held-out Gram, before rounding: what candidates of one weight are compared by.
+    /// On the held-out Gram (without one, in the metric of the fit), before rounding: what candidates of one weight are
+    /// compared by.
     pub choice: f64,
     /// Of the stored, rounded tensor, on the fit and held-out Grams, and in the identity.
-    pub fit_rel: f64,
-    pub heldout_rel: f64,
+    pub fit_rel: Option<f64>,
+    pub heldout_rel: Option<f64>,
     pub weight_rel: f64,
 }
 
@@ -25,12 +26,14 @@ pub struct Judged {
 pub fn judge(
     arena: &mut Arena,
     jobs: &mut [&mut Job],
+    has_grams: bool,
 ) -> Result<Vec<Result<Judged, CandidateError>>, DeviceError> {
     // The steps read what is tried.
     jobs.iter_mut().for_each(|job| std::mem::swap(&mut job.kept, &mut job.tried));
     let shared: Vec<&Job> = jobs.iter().map(|j| &**j).collect();
     measure(arena, &shared);
-    let choices = relative_errors(arena, &shared, |j| j.site.heldout)?;
+    let choices =
+        relative_errors(arena, &shared, |j| if has_grams { j.site.heldout } else { j.site.damped })?;
     let mut payloads = Vec::new();
     for job in &shared {
         payloads.push(round_to_payload(&read_paths(arena, job)?));
@@ -41,8 +44,11 @@ pub fn judge(
         }
     }
     measure(arena, &shared);
-    let fit = relative_errors(arena, &shared, |j| j.site.fit)?;
-    let heldout = relative_errors(arena, &shared, |j| j.site.heldout)?;
+    let (mut fit, mut heldout) = (Vec::new(), Vec::new());
+    if has_grams {
+        fit = relative_errors(arena, &shared, |j| j.site.fit)?;
+        heldout = relative_errors(arena, &shared, |j| j.site.heldout)?;
+    }
     let weight = weight_errors(arena, &shared)?;
     let each = payloads.into_iter().enumerate().map(|(k, payload)| {
         if !choices[k].is_finite() {
@@ -51,8 +57,8 @@ pub fn judge(
         Ok(Judged {
             payload: payload?,
             choice: choices[k],
-            fit_rel: fit[k],
-            heldout_rel: heldout[k],
+            fit_rel: fit.get(k).copied(),
+            heldout_rel: heldout.get(k).copied(),
             weight_rel: weight[k],
         })
     });

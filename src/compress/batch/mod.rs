@@ -11,6 +11,7 @@ mod judge;
 mod layout;
 mod metric;
 mod refine;
+mod report;
 mod scales;
 mod site;
 mod spectrum;
@@ -30,12 +31,27 @@ use judge::judge;
 use layout::Layout;
 use metric::weigh;
 use refine::refine;
+use report::Clock;
 use scales::scale_sweeps;
-use site::{Site, SiteScratch, build_sites};
+use site::{Site, SiteScratch, open_sites};
 use spectrum::{Metric64, residuals_on_host, spectra, write_spectrum};
 
 pub use judge::Judged;
 pub use layout::Shape;
+pub use report::{Report, Step};
+
+/// An input that layers read.
+#[derive(Clone, Copy)]
+pub struct SiteInput<'a> {
+    pub width: usize,
+    /// Fit and held-out Grams; `None` when no text was given.
+    pub grams: Option<&'a Grams>,
+    /// ρ of the damped Gram that the fit works in; `None` for the identity.
+    pub damping: Option<f64>,
+}
+
+/// For each task, what became of each of its candidates.
+pub type Results = Vec<Vec<Result<Candidate, CandidateError>>>;
 
 /// A weight to be encoded, and in which forms.
 pub struct Task<'a> {
@@ -81,18 +97,18 @@ pub enum CandidateError {
 /// Errors: the device's; a candidate's own failure is its own result.
 pub fn encode_batch(
     device: &Device,
-    sites: &[&Grams],
+    sites: &[SiteInput<'_>],
     tasks: &[Task<'_>],
-    damping: f64,
     params: &Params,
-) -> Result<Vec<Vec<Result<Candidate, CandidateError>>>, DeviceError> {
+) -> Result<(Results, Report), DeviceError> {
     let plan = Plan::of(sites, tasks);
+    let clock = Clock::start(plan.numbers);
     let mut arena = Arena::new(device, plan.numbers)?;
-    Batch::open(&mut arena, plan, sites, tasks, damping)?.run(params)
+    Batch::open(&mut arena, plan, sites, tasks, clock)?.run(params)
 }
 
 /// Numbers (4 bytes each) of the arena that a batch needs.
-pub fn predict(sites: &[&Grams], tasks: &[Task<'_>]) -> usize {
+pub fn predict(sites: &[SiteInput<'_>], tasks: &[Task<'_>]) -> usize {
     Plan::of(sites, tasks).numbers
 }
 
@@ -119,9 +135,9 @@ struct TaskViews {
 }
 
 impl Plan {
-    fn of(sites: &[&Grams], tasks: &[Task<'_>]) -> Self {
+    fn of(sites: &[SiteInput<'_>], tasks: &[Task<'_>]) -> Self {
         let mut layout = Layout::default();
-        let placed: Vec<_> = sites.iter().map(|s| Site::place(&mut layout, s.fit.nrows())).collect();
+        let placed: Vec<_> = sites.iter().map(|s| Site::place(&mut layout, s.width)).collect();
         let shared = layout.mark();
         let site_scratch = placed.iter().map(|s| SiteScratch::place(&mut layout, s.n)).collect();
         layout.back_to(shared);
@@ -158,7 +174,9 @@ impl Plan {
 /// A batch under way.
 struct Batch<'a> {
     arena: &'a mut Arena,
+    sites: &'a [SiteInput<'a>],
     tasks: &'a [Task<'a>],
+    clock: Clock,
     views: Vec<TaskViews>,
     metrics: Vec<Metric64>,
     entries: Vec<Entry>,
@@ -176,19 +194,17 @@ impl<'a> Batch<'a> {
     fn open(
         arena: &'a mut Arena,
         mut plan: Plan,
-        sites: &[&Grams],
+        sites: &'a [SiteInput<'a>],
         tasks: &'a [Task<'a>],
-        damping: f64,
+        mut clock: Clock,
     ) -> Result<Self, DeviceError> {
-        for (site, grams) in plan.sites.iter().zip(sites) {
-            arena.write(site.fit.at, &row_major(&grams.fit));
-            arena.write(site.heldout.at, &row_major(&grams.heldout));
-        }
-        let mut errors = build_sites(arena, &mut plan.sites, &plan.site_scratch, damping)?;
+        let mut errors = open_sites(arena, &mut plan.sites, &plan.site_scratch, sites)?;
+        clock.lap(arena, Step::Context)?;
         let metrics = Metric64::of(&plan.sites, sites, tasks, &mut errors);
         for (task, views) in tasks.iter().zip(&plan.tasks) {
             arena.write(views.weight.at, task.weight);
         }
+        clock.lap(arena, Step::Upload)?;
         let mut entries = Vec::new();
         for (k, (task, shape, views, second)) in plan.jobs.into_iter().enumerate() {
             let TaskViews { weight, weighted, .. } = plan.tasks[task];
@@ -199,23 +215,32 @@ impl<'a> Batch<'a> {
             let failed = errors[site].clone().map(CandidateError::Context);
             entries.push(Entry { task, job, second, failed });
         }
-        Ok(Self { arena, tasks, views: plan.tasks, metrics, entries })
+        Ok(Self { arena, sites, tasks, views: plan.tasks, metrics, entries, clock })
     }
 
-    fn run(mut self, params: &Params) -> Result<Vec<Vec<Result<Candidate, CandidateError>>>, DeviceError> {
+    fn run(mut self, params: &Params) -> Result<(Results, Report), DeviceError> {
         self.weigh()?;
         let starts = self.first_starts();
+        self.clock.lap(self.arena, Step::Spectrum)?;
         self.start(&starts, params)?;
+        self.clock.lap(self.arena, Step::Gauge)?;
         scale_sweeps(self.arena, &alive(&self.entries, |_| true), params.scale_sweeps);
+        self.clock.lap(self.arena, Step::Scales)?;
         let starts = self.second_starts()?;
+        self.clock.lap(self.arena, Step::Spectrum)?;
         self.start(&starts, params)?;
+        self.clock.lap(self.arena, Step::Gauge)?;
         scale_sweeps(self.arena, &alive(&self.entries, |j| j.active == 2), params.joint_scale_sweeps);
+        self.clock.lap(self.arena, Step::Scales)?;
         let mut jobs: Vec<&mut Job> = (self.entries.iter_mut())
             .filter(|entry| entry.failed.is_none())
             .map(|entry| &mut entry.job)
             .collect();
-        refine(self.arena, &mut jobs, params.refine)?;
-        self.judge()
+        refine(self.arena, &mut jobs, params.refine, &mut self.clock)?;
+        let judged = self.judge()?;
+        self.clock.lap(self.arena, Step::Judge)?;
+        self.clock.report.traffic = self.arena.telemetry();
+        Ok((self.results(judged), self.clock.report))
     }
 
     fn weigh(&mut self) -> Result<(), DeviceError> {
@@ -307,32 +332,35 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    fn judge(mut self) -> Result<Vec<Vec<Result<Candidate, CandidateError>>>, DeviceError> {
+    fn judge(&mut self) -> Result<Vec<Result<Judged, CandidateError>>, DeviceError> {
+        let sites: Vec<bool> = self.sites.iter().map(|site| site.grams.is_some()).collect();
         let mut jobs: Vec<&mut Job> = (self.entries.iter_mut())
             .filter(|entry| entry.failed.is_none())
             .map(|entry| &mut entry.job)
             .collect();
-        let mut judged = judge(self.arena, &mut jobs)?.into_iter();
-        let mut results: Vec<Vec<_>> = self.tasks.iter().map(|_| Vec::new()).collect();
-        for entry in self.entries {
+        judge(self.arena, &mut jobs, sites.into_iter().all(|has| has))
+    }
+
+    fn results(&mut self, judged: Vec<Result<Judged, CandidateError>>) -> Results {
+        let mut judged = judged.into_iter();
+        let mut results: Results = self.tasks.iter().map(|_| Vec::new()).collect();
+        for entry in self.entries.drain(..) {
             let job = entry.job;
             let result = match entry.failed {
                 Some(error) => Err(error),
                 None => {
-                    judged.next().expect("one judgement for each candidate that is alive").map(|judged| {
-                        Candidate {
-                            judged,
-                            error: job.error / job.energy,
-                            refine: job.info,
-                            damping: job.site.damping,
-                            damping_tries: job.site.tries,
-                        }
+                    judged.next().expect("one for each candidate that is alive").map(|judged| Candidate {
+                        judged,
+                        error: job.error / job.energy,
+                        refine: job.info,
+                        damping: job.site.damping,
+                        damping_tries: job.site.tries,
                     })
                 }
             };
             results[entry.task].push(result);
         }
-        Ok(results)
+        results
     }
 }
 
@@ -345,9 +373,4 @@ fn starts_in_order(starts: &[(usize, Start)]) -> Vec<Start> {
     let mut starts = starts.to_vec();
     starts.sort_by_key(|(k, _)| *k);
     starts.into_iter().map(|(_, start)| start).collect()
-}
-
-fn row_major(symmetric: &Mat<f64>) -> Vec<f32> {
-    let n = symmetric.ncols();
-    (0..n).flat_map(|j| symmetric.col(j).iter().map(|v| *v as f32)).collect()
 }

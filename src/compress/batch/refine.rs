@@ -4,6 +4,7 @@
 
 use super::job::{Job, column};
 use super::metric::{errors, lambda_grams, lambdas, update};
+use super::report::{self, Clock};
 use super::scales::{scale_sweeps, subtract_others};
 use crate::compress::refine::RefineParams;
 use crate::device::DeviceError;
@@ -22,7 +23,12 @@ enum Step {
 
 /// `sweeps` times over paths x {row flips, column search}, each followed by scale sweeps; a step stays only when
 /// err(·; H̃) fell. What is tried becomes what is kept first.
-pub fn refine(arena: &mut Arena, jobs: &mut [&mut Job], params: RefineParams) -> Result<(), DeviceError> {
+pub fn refine(
+    arena: &mut Arena,
+    jobs: &mut [&mut Job],
+    params: RefineParams,
+    clock: &mut Clock,
+) -> Result<(), DeviceError> {
     let reached = errors(arena, &jobs.iter().map(|j| &**j).collect::<Vec<_>>())?;
     for (job, error) in jobs.iter_mut().zip(reached) {
         job.error = error;
@@ -33,7 +39,7 @@ pub fn refine(arena: &mut Arena, jobs: &mut [&mut Job], params: RefineParams) ->
             for step in [Step::Rows, Step::Columns] {
                 let mut active: Vec<&mut Job> =
                     jobs.iter_mut().filter(|j| p < j.active).map(|j| &mut **j).collect();
-                try_step(arena, &mut active, p, step, params.scale_sweeps)?;
+                try_step(arena, &mut active, (p, step), params.scale_sweeps, clock)?;
             }
         }
     }
@@ -47,19 +53,26 @@ fn keep(job: &mut Job) {
 fn try_step(
     arena: &mut Arena,
     jobs: &mut [&mut Job],
-    p: usize,
-    step: Step,
+    (p, step): (usize, Step),
     sweeps: usize,
+    clock: &mut Clock,
 ) -> Result<(), DeviceError> {
     let shared: Vec<&Job> = jobs.iter().map(|j| &**j).collect();
     let copies: Vec<_> = shared.iter().map(|j| Scale::new(j.kept.whole(), j.tried.whole())).collect();
     scale(arena, &copies);
     match step {
-        Step::Rows => flip_rows(arena, &shared, p),
-        Step::Columns => search_columns(arena, &shared, p),
+        Step::Rows => {
+            flip_rows(arena, &shared, p);
+            clock.lap(arena, report::Step::RowFlips)?;
+        }
+        Step::Columns => {
+            search_columns(arena, &shared, p);
+            clock.lap(arena, report::Step::ColumnSearch)?;
+        }
     }
     scale_sweeps(arena, &shared, sweeps);
     let reached = errors(arena, &shared)?;
+    clock.lap(arena, report::Step::Scales)?;
     let flips = read_flips(arena, &shared, step)?;
     for ((job, reached), flips) in jobs.iter_mut().zip(reached).zip(flips) {
         if reached < job.error {

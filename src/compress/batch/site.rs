@@ -1,3 +1,6 @@
+use faer::Mat;
+
+use super::SiteInput;
 use super::job::column;
 use super::layout::Layout;
 use crate::compress::context::ContextError;
@@ -77,20 +80,73 @@ impl SiteScratch {
     }
 }
 
+/// Fills in all sites: with a damped Gram, or with the identity of a recipe that looks at no text.
+pub fn open_sites(
+    arena: &mut Arena,
+    sites: &mut [Site],
+    scratch: &[SiteScratch],
+    inputs: &[SiteInput<'_>],
+) -> Result<Vec<Option<ContextError>>, DeviceError> {
+    for (site, input) in sites.iter().zip(inputs) {
+        if let Some(grams) = input.grams {
+            arena.write(site.fit.at, &row_major(&grams.fit));
+            arena.write(site.heldout.at, &row_major(&grams.heldout));
+        }
+    }
+    let mut errors = vec![None; sites.len()];
+    let (mut damped, mut kept): (Vec<Site>, Vec<usize>) = (Vec::new(), Vec::new());
+    let mut damping = Vec::new();
+    for (s, (site, input)) in sites.iter_mut().zip(inputs).enumerate() {
+        match input.damping {
+            Some(rho) => {
+                damped.push(site.clone());
+                damping.push(rho);
+                kept.push(s);
+            }
+            None => identity(arena, site),
+        }
+    }
+    let scratch: Vec<SiteScratch> = kept.iter().map(|s| scratch[*s]).collect();
+    let found = build_sites(arena, &mut damped, &scratch, &damping)?;
+    for ((s, site), error) in kept.into_iter().zip(damped).zip(found) {
+        sites[s] = site;
+        errors[s] = error;
+    }
+    Ok(errors)
+}
+
+/// H̃ = R = I, in the order of the columns.
+fn identity(arena: &mut Arena, site: &mut Site) {
+    let n = site.n;
+    let mut one = vec![0.0; n * n];
+    (0..n).for_each(|i| one[i * (n + 1)] = 1.0);
+    arena.write(site.damped.at, &one);
+    arena.write(site.r_transposed.at, &one);
+    arena.write(site.diagonal, &vec![1.0; n]);
+    let order: Vec<f32> = (0..n).map(|i| i as f32).collect();
+    arena.write(site.order, &order);
+    arena.write(site.position, &order);
+    (site.damping, site.tries) = (0.0, 1);
+}
+
+fn row_major(symmetric: &Mat<f64>) -> Vec<f32> {
+    (0..symmetric.ncols()).flat_map(|j| symmetric.col(j).iter().map(|v| *v as f32)).collect()
+}
+
 /// Damps and factors the fit Grams of all sites, each with growing damping where it is not positive definite.
 ///
 /// The formulas are those of [`Context::build`](crate::compress::context::Context::build). A site's own failure does not
 /// stop the others. Cost: about n³ each.
-pub fn build_sites(
+fn build_sites(
     arena: &mut Arena,
     sites: &mut [Site],
     scratch: &[SiteScratch],
-    damping: f64,
+    damping: &[f64],
 ) -> Result<Vec<Option<ContextError>>, DeviceError> {
     let diagonals = read_diagonals(arena, sites, scratch)?;
     let mut errors: Vec<Option<ContextError>> = diagonals.iter().map(|d| bad_diagonal(d)).collect();
     let mut open: Vec<usize> = (0..sites.len()).filter(|s| errors[*s].is_none()).collect();
-    let mut rho = vec![damping; sites.len()];
+    let mut rho = damping.to_vec();
     for tries in 1..=MAX_TRIES {
         for &s in &open {
             damp(arena, &sites[s], &scratch[s], &diagonals[s], rho[s]);

@@ -1,13 +1,12 @@
 use faer::{Mat, MatRef, Side};
 use rayon::prelude::*;
 
-use super::Task;
 use super::job::Job;
 use super::metric::{lambdas, residuals};
 use super::site::Site;
+use super::{SiteInput, Task};
 use crate::compress::context::ContextError;
 use crate::compress::latents::{Spectrum, SpectrumError};
-use crate::compress::tensor::Grams;
 use crate::device::DeviceError;
 use crate::device::arena::{Arena, View};
 
@@ -21,13 +20,16 @@ impl Metric64 {
     /// Those of all sites; one whose Gram has no factor in f64 gets an error. Sites in error get nothing.
     pub fn of(
         sites: &[Site],
-        grams: &[&Grams],
+        inputs: &[SiteInput<'_>],
         tasks: &[Task<'_>],
         errors: &mut [Option<ContextError>],
     ) -> Vec<Self> {
         let one = |s: usize| {
-            let (site, gram) = (&sites[s], &grams[s].fit);
-            let n = site.n;
+            let (site, n) = (&sites[s], sites[s].n);
+            let (Some(grams), Some(_)) = (inputs[s].grams, inputs[s].damping) else {
+                return Ok(Self { damped: Mat::identity(n, n), factor: Some(Mat::identity(n, n)) });
+            };
+            let gram = &grams.fit;
             let shift = site.damping * (0..n).map(|j| gram[(j, j)]).sum::<f64>() / n as f64;
             let damped = Mat::from_fn(n, n, |i, j| gram[(i, j)] + if i == j { shift } else { 0.0 });
             let tall = tasks.iter().any(|task| task.site == s && task.rows > n);
