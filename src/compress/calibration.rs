@@ -107,6 +107,13 @@ pub struct ActivationError {
     pub column: usize,
 }
 
+impl ActivationError {
+    pub(super) fn at(layer: usize, site: Site, row: usize, column: usize) -> Self {
+        let names: Vec<_> = site.linears().iter().map(|name| name.suffix()).collect();
+        Self { layer, names: names.join(", "), row, column }
+    }
+}
+
 /// Grams of the four inputs of a block, in the order of [`Site::ALL`]; `hidden` is the residual stream entering the
 /// block (all positions x width) and stays as it is.
 pub fn capture_grams(
@@ -141,7 +148,7 @@ pub fn advance(block: &Block, calibration: &Calibration, hidden: &mut [f32]) {
 }
 
 /// Numbers in a batch: whole windows, at least one.
-fn batch_len(window: usize, width: usize) -> usize {
+pub(super) fn batch_len(window: usize, width: usize) -> usize {
     (BATCH_ROWS * width / window).max(1) * window
 }
 
@@ -154,8 +161,7 @@ struct SiteSums {
 impl Capture for SiteSums {
     fn linear_input(&mut self, layer: usize, site: Site, x: &[f32], width: usize) {
         if let (None, Some((row, column))) = (&self.bad, first_non_finite(x, width)) {
-            let names: Vec<_> = site.linears().iter().map(|name| name.suffix()).collect();
-            self.bad = Some(ActivationError { layer, names: names.join(", "), row: self.rows + row, column });
+            self.bad = Some(ActivationError::at(layer, site, self.rows + row, column));
         }
         if self.bad.is_none() {
             self.sums[site as usize].get_or_insert_with(|| GramSum::new(width)).add(x);

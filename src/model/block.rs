@@ -15,8 +15,8 @@ pub struct Block {
     heads: Heads,
     rope_theta: f64,
     rms_eps: f64,
-    attention_norm: Vec<f32>,
-    mlp_norm: Vec<f32>,
+    pub(super) attention_norm: Vec<f32>,
+    pub(super) mlp_norm: Vec<f32>,
     /// In the order of [`LinearName::ALL`].
     linears: [Linear; 7],
 }
@@ -39,9 +39,14 @@ pub(super) struct BlockParts {
 impl Block {
     pub(super) fn new(config: &Config, layer: usize, parts: BlockParts) -> Self {
         let BlockParts { attention_norm, mlp_norm, linears } = parts;
-        let heads = Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim };
+        let heads = heads(config);
         let (rope_theta, rms_eps) = (config.rope_theta, config.rms_eps);
         Self { layer, heads, rope_theta, rms_eps, attention_norm, mlp_norm, linears }
+    }
+
+    /// Which block of the model it is, from 0.
+    pub fn layer(&self) -> usize {
+        self.layer
     }
 
     pub fn linear(&self, name: LinearName) -> &Linear {
@@ -120,6 +125,11 @@ impl Block {
         }
         out
     }
+}
+
+/// The heads of every block of a model.
+pub(super) fn heads(config: &Config) -> Heads {
+    Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }
 
 fn add(x: &mut [f32], delta: &[f32]) {

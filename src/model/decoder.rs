@@ -16,8 +16,8 @@ pub struct Decoder {
     config: Config,
     embedding: Tensor,
     blocks: Vec<Block>,
-    norm: Vec<f32>,
-    head: Linear,
+    pub(super) norm: Vec<f32>,
+    pub(super) head: Linear,
 }
 
 /// Why a decoder cannot be built or run.

@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod decoder;
 pub mod linear;
+pub mod on_device;
 pub mod sample;
 pub mod tensor;
 pub mod text;

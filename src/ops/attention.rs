@@ -37,7 +37,7 @@ impl Heads {
     }
 
     /// The factor on scores, `1/sqrt(d)`.
-    fn scale(self) -> f32 {
+    pub(super) fn scale(self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
 }

@@ -1,7 +1,7 @@
 //! One op is one stem: the `.rs` file defines it on the host, and states its tolerance where it has one.
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
-//! [`log_softmax`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
+//! [`log_softmax`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
 //! The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
 /// A [`Program`](crate::device::arena::Program): stem, function, threads, constants.
@@ -23,6 +23,7 @@ pub mod arrow_batch;
 #[cfg(feature = "cuda")]
 pub mod arrow_solve;
 pub mod attention;
+pub mod attention_batch;
 pub mod cholesky;
 pub mod column_search;
 pub mod column_search_batch;
@@ -36,6 +37,7 @@ pub mod gemm;
 pub mod log_softmax;
 pub mod matmul;
 pub mod matvec;
+pub mod non_finite;
 pub mod pair_solve;
 pub mod polar;
 pub mod polar_batch;
@@ -48,6 +50,7 @@ pub mod rope;
 pub mod row_factor;
 pub mod row_flips;
 pub mod scale;
+pub mod scatter;
 pub mod sign_matvec;
 pub mod spd_factor;
 #[cfg(feature = "cuda")]
@@ -77,6 +80,8 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.
 pub fn programs() -> Vec<&'static crate::device::arena::Program> {
     vec![
+        &attention_batch::ATTENTION,
+        &attention_batch::ATTENTION_CACHED,
         &column_search_batch::COLUMN_SEARCH,
         &dots::ROW_DOTS,
         &dots::COL_DOTS,
@@ -84,17 +89,22 @@ pub fn programs() -> Vec<&'static crate::device::arena::Program> {
         &gather::GATHER,
         &gauge_rows::GAUGE_ROWS,
         &gemm::GEMM,
+        &non_finite::NON_FINITE,
         &pair_solve::PAIR_SOLVE,
         &polar_batch::POLAR_SCALE,
         &polar_batch::POLAR_CHECK,
         &rank_one_batch::RANK_ONE,
+        &rms_norm::RMS_NORM,
+        &rope::ROPE,
         &row_flips::ROW_FLIPS,
         &scale::SCALE,
+        &scatter::SCATTER,
         &spd_factor::SCALE,
         &spd_factor::EQUILIBRATE,
         &spd_factor::FACTOR_PANEL,
         &spd_factor::GATHER,
         &spd_factor::SOLVE,
         &spd_factor::LEAF,
+        &swiglu::SWIGLU,
     ]
 }

@@ -1,3 +1,13 @@
+use rayon::prelude::*;
+
+use super::gemm::NONE;
+use crate::device::arena::{Arena, Memory, Program, Table, View};
+
+/// Pairs that one workgroup turns.
+pub const PAIRS: usize = 2048;
+
+pub(super) static ROPE: Program = program!("rope", "rope", 256, [("PAIRS", PAIRS as u32)]);
+
 /// Cosines and sines of rotary position embeddings for a run of positions.
 ///
 /// Position p turns the pair `(x_i, x_{i + d/2})` of every head by the angle `p·θ^(-2i/d)`: Hugging Face's half-split order
@@ -9,8 +19,8 @@
 /// | θ | `theta` | base of the frequencies |
 pub struct Rotation {
     half: usize,
-    /// Per position, d/2 pairs (cos, sin).
-    turns: Vec<(f32, f32)>,
+    /// Per position, d/2 pairs of cosine and sine.
+    turns: Vec<[f32; 2]>,
 }
 
 impl Rotation {
@@ -21,7 +31,7 @@ impl Rotation {
         let turn = |position: usize| {
             frequencies.iter().map(move |f| {
                 let (sin, cos) = (position as f64 * f).sin_cos();
-                (cos as f32, sin as f32)
+                [cos as f32, sin as f32]
             })
         };
         Self { half, turns: positions.flat_map(turn).collect() }
@@ -31,14 +41,82 @@ impl Rotation {
     pub fn apply(&self, x: &mut [f32], width: usize) {
         assert_eq!(x.len() / width * self.half, self.turns.len(), "one row a position");
         for (x, turns) in x.chunks_exact_mut(width).zip(self.turns.chunks_exact(self.half)) {
-            for head in x.chunks_exact_mut(2 * self.half) {
-                let (first, second) = head.split_at_mut(self.half);
-                for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(turns) {
-                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                }
-            }
+            turn(x, turns);
         }
     }
+
+    /// One row of d numbers a position, cosine and sine of each pair side by side: what [`rope_batch`] reads.
+    pub fn numbers(&self) -> &[f32] {
+        self.turns.as_flattened()
+    }
+}
+
+/// Turns every head of one row.
+fn turn(x: &mut [f32], turns: &[[f32; 2]]) {
+    for head in x.chunks_exact_mut(2 * turns.len()) {
+        let (first, second) = head.split_at_mut(turns.len());
+        for ((a, b), [cos, sin]) in first.iter_mut().zip(second).zip(turns) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+/// One turning of a batch, in place.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope {
+    /// Rows of whole heads.
+    pub x: View,
+    /// [`Rotation::numbers`] from position 0 on, d a row.
+    pub turns: View,
+    pub positions: Positions,
+}
+
+/// The position of each row.
+#[derive(Clone, Copy, Debug)]
+pub enum Positions {
+    /// Windows of `len` rows one after another, each from position 0.
+    Windows { len: usize },
+    /// A vector of positions, stored as numbers, at this place.
+    Listed { at: usize },
+}
+
+/// Turns all rows of all items of an arena.
+///
+/// # Panics
+/// When a row is not whole heads.
+pub fn rope_batch(arena: &mut Arena, items: &[Rope]) {
+    for Rope { x, turns, .. } in items {
+        assert!(x.cols.is_multiple_of(turns.cols), "{} numbers are no heads of {}", x.cols, turns.cols);
+    }
+    if let Some(memory) = arena.memory() {
+        return items.par_iter().for_each(|item| on_host(memory, item));
+    }
+    let mut table = Table::new(8);
+    for Rope { x, turns, positions } in items {
+        let (listed, len) = match positions {
+            Positions::Windows { len } => (NONE, *len),
+            Positions::Listed { at } => (*at, 1),
+        };
+        table.push(
+            (x.len() / 2).div_ceil(PAIRS),
+            &[x.at, x.stride, x.rows, x.cols, turns.cols, turns.at, listed, len],
+        );
+    }
+    arena.queue(&ROPE, table);
+}
+
+fn on_host(memory: Memory, item: &Rope) {
+    (0..item.x.rows).into_par_iter().for_each(|i| {
+        // SAFETY: positions and turns are read only; row i of x is written here alone.
+        unsafe {
+            let position = match item.positions {
+                Positions::Windows { len } => i % len,
+                Positions::Listed { at } => *memory.pointer(View::vector(at + i, 1)) as usize,
+            };
+            let turns = memory.row(item.turns, position).as_chunks().0;
+            turn(memory.row_mut(item.x, i), turns);
+        }
+    });
 }
 
 #[cfg(test)]

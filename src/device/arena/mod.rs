@@ -7,6 +7,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+mod layout;
 #[cfg(feature = "cuda")]
 mod ring;
 mod table;
@@ -18,6 +19,7 @@ use super::{Device, DeviceError, Telemetry};
 #[cfg(feature = "cuda")]
 pub use cuda::Card;
 pub use host::Memory;
+pub use layout::Layout;
 pub use table::{Table, View, float_word};
 
 /// A kernel, with its text for each kind of device and the constants that stand before both.

@@ -1,0 +1,108 @@
+use super::weights::Weights;
+use crate::device::arena::{Arena, Layout, View};
+use crate::model::block::heads;
+use crate::model::{Config, LinearName, Site};
+use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
+use crate::ops::swiglu::{Swiglu, swiglu_batch};
+
+/// What flows through a block, T rows of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Activations {
+    /// The residual stream.
+    pub x: View,
+    attention: View,
+    pub q: View,
+    pub k: View,
+    pub v: View,
+    pub mixed: View,
+    mlp: View,
+    gate: View,
+    up: View,
+    /// Rows that go through a linear layer in one product.
+    rows_a_product: usize,
+}
+
+impl Activations {
+    pub fn place(layout: &mut Layout, config: &Config, rows: usize, rows_a_product: usize) -> Self {
+        let heads = heads(config);
+        let mut matrix = |cols| layout.matrix(rows, cols);
+        Self {
+            x: matrix(config.hidden),
+            attention: matrix(config.hidden),
+            q: matrix(heads.width()),
+            k: matrix(heads.kv_width()),
+            v: matrix(heads.kv_width()),
+            mixed: matrix(heads.width()),
+            mlp: matrix(config.hidden),
+            gate: matrix(config.intermediate),
+            up: matrix(config.intermediate),
+            rows_a_product,
+        }
+    }
+
+    /// The first `rows` rows of all.
+    pub fn first(&self, rows: usize) -> Self {
+        let cut = |view: View| view.part((0, 0), (rows, view.cols));
+        Self {
+            x: cut(self.x),
+            attention: cut(self.attention),
+            q: cut(self.q),
+            k: cut(self.k),
+            v: cut(self.v),
+            mixed: cut(self.mixed),
+            mlp: cut(self.mlp),
+            gate: cut(self.gate),
+            up: cut(self.up),
+            rows_a_product: self.rows_a_product,
+        }
+    }
+
+    /// The input of a site, once it is computed.
+    pub fn site(&self, site: Site) -> View {
+        match site {
+            Site::Attention => self.attention,
+            Site::Output => self.mixed,
+            Site::Mlp => self.mlp,
+            Site::Down => self.gate,
+        }
+    }
+
+    /// From the residual stream to q, k and v, not yet turned.
+    pub fn project(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
+        let norm = RmsNorm { x: self.x, weight: weights.attention_norm, y: self.attention };
+        rms_norm_batch(arena, epsilon, &[norm]);
+        let outputs = [(LinearName::Q, self.q), (LinearName::K, self.k), (LinearName::V, self.v)];
+        self.products(arena, weights, &outputs, 0.0);
+    }
+
+    /// From the heads' outputs over the residual stream to the gated activations.
+    pub fn gate(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
+        self.products(arena, weights, &[(LinearName::O, self.x)], 1.0);
+        rms_norm_batch(arena, epsilon, &[RmsNorm { x: self.x, weight: weights.mlp_norm, y: self.mlp }]);
+        self.products(arena, weights, &[(LinearName::Gate, self.gate), (LinearName::Up, self.up)], 0.0);
+        swiglu_batch(arena, &[Swiglu { gate: self.gate, up: self.up }]);
+    }
+
+    /// From the gated activations to the residual stream.
+    pub fn down(&self, arena: &mut Arena, weights: &Weights) {
+        self.products(arena, weights, &[(LinearName::Down, self.x)], 1.0);
+    }
+
+    /// `Y ← X·Wᵀ + β·Y` for layers that do not depend on each other.
+    fn products(&self, arena: &mut Arena, weights: &Weights, outputs: &[(LinearName, View)], beta: f32) {
+        let items: Vec<Gemm> = (outputs.iter())
+            .flat_map(|(name, y)| {
+                products(self.site(name.site()), weights.linear(*name), *y, self.rows_a_product)
+            })
+            .map(|item| item.beta(beta))
+            .collect();
+        gemm(arena, &items);
+    }
+}
+
+/// `Y ← X·Wᵀ` as products of `rows` rows.
+pub(super) fn products(x: View, weight: View, y: View, rows: usize) -> impl Iterator<Item = Gemm> {
+    let part = move |of: View, at: usize| of.part((at, 0), (rows.min(of.rows - at), of.cols));
+    (0..x.rows).step_by(rows).map(move |at| Gemm::new(part(x, at), weight, part(y, at)).b_transposed())
+}

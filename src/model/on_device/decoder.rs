@@ -1,0 +1,173 @@
+use super::activations::{Activations, products};
+use super::weights::{Factors, Weights, write_linear};
+use super::{ForwardError, check};
+use crate::device::arena::{Arena, Layout, View};
+use crate::device::{Device, DeviceError};
+use crate::model::block::heads;
+use crate::model::{Config, Decoder, DecoderError, first_non_finite};
+use crate::ops::attention_batch::{CachedAttention, attention_cached};
+use crate::ops::gemm::{TILE, gemm};
+use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
+use crate::ops::rope::{Positions, Rope, Rotation, rope_batch};
+use crate::ops::scatter::{Scatter, scatter};
+
+/// How much a [`DeviceDecoder`] makes room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeParams {
+    /// Sequences side by side.
+    pub sequences: usize,
+    /// Positions of the longest one.
+    pub positions: usize,
+}
+
+/// A whole decoder on a device, with the keys and values of many sequences, which go on one position at a time.
+///
+/// Products go in groups of [`TILE`] rows whatever the number of sequences, so that what one sequence sees does not
+/// depend on the others, and not on how many there are.
+pub struct DeviceDecoder<'a> {
+    pub(super) decoder: &'a Decoder,
+    pub(super) params: DecodeParams,
+    arena: Arena,
+    places: Places,
+}
+
+/// Where everything lies.
+struct Places {
+    blocks: Vec<Weights>,
+    /// Keys and values of each block: row s·positions + p is position p of sequence s.
+    caches: Vec<[View; 2]>,
+    norm: usize,
+    head: View,
+    factors: Factors,
+    turns: View,
+    flow: Activations,
+    normed: View,
+    logits: View,
+    /// Of each sequence, its position, and its row in a cache.
+    positions: usize,
+    rows: usize,
+}
+
+impl Places {
+    fn plan(layout: &mut Layout, config: &Config, params: DecodeParams) -> Self {
+        let DecodeParams { sequences, positions } = params;
+        let rows = sequences.next_multiple_of(TILE);
+        let kv_width = heads(config).kv_width();
+        let blocks = (0..config.layers).map(|_| Weights::place(layout, config)).collect();
+        let cache = |_| [(); 2].map(|()| layout.matrix(sequences * positions, kv_width));
+        let caches = (0..config.layers).map(cache).collect();
+        let norm = layout.vector(config.hidden);
+        let head = layout.matrix(config.vocab, config.hidden);
+        let turns = layout.matrix(positions, config.head_dim);
+        // Weights are written first.
+        let start = layout.mark();
+        let factors = Factors::place(layout, config);
+        layout.back_to(start);
+        Self {
+            blocks,
+            caches,
+            norm,
+            head,
+            factors,
+            turns,
+            flow: Activations::place(layout, config, rows, TILE),
+            normed: layout.matrix(rows, config.hidden),
+            logits: layout.matrix(rows, config.vocab),
+            positions: layout.vector(sequences),
+            rows: layout.vector(sequences),
+        }
+    }
+}
+
+impl<'a> DeviceDecoder<'a> {
+    /// Brings a decoder to a device.
+    ///
+    /// Errors: the memory that it needs there, where one arena cannot hold that.
+    pub fn new(device: &Device, decoder: &'a Decoder, params: DecodeParams) -> Result<Self, ForwardError> {
+        let config = decoder.config();
+        check(config)?;
+        let DecodeParams { sequences, positions } = params;
+        if positions > config.max_positions {
+            let most = config.max_positions;
+            return Err(DecoderError::TooLong { needed: positions, most }.into());
+        }
+        // Rows of a cache are numbers of the arena, whole ones below 2²⁴.
+        if sequences.saturating_mul(positions) > 1 << 24 {
+            return Err(ForwardError::Places { sequences, positions });
+        }
+        let mut layout = Layout::default();
+        let places = Places::plan(&mut layout, config, params);
+        let largest = Arena::largest(device)?;
+        if layout.most() > largest {
+            let what = format!("the decoder with {sequences} sequences of {positions} positions");
+            let [needed, free] = [layout.most(), largest].map(|numbers| numbers as u64 * 4);
+            return Err(DeviceError::memory(what, needed, free).into());
+        }
+        let arena = Arena::new(device, layout.most())?;
+        let mut opened = Self { decoder, params, arena, places };
+        opened.write_weights();
+        Ok(opened)
+    }
+
+    fn write_weights(&mut self) {
+        let (arena, places, config) = (&mut self.arena, &self.places, self.decoder.config());
+        for (layer, weights) in places.blocks.iter().enumerate() {
+            weights.write(arena, self.decoder.block(layer), &places.factors);
+        }
+        write_linear(arena, &self.decoder.head, places.head, &places.factors);
+        arena.write(places.norm, &self.decoder.norm);
+        let rotation = Rotation::new(config.head_dim, config.rope_theta, 0..self.params.positions);
+        arena.write(places.turns.at, rotation.numbers());
+        // Rows that fill a group up stay zero, so nothing wild is ever computed from them.
+        arena.write(places.flow.x.at, &vec![0.0; places.flow.x.len()]);
+    }
+
+    /// One more token of each sequence, at the position that follows those in its cache (0 starts a new one). Returns
+    /// the logits after each: a row of `vocab` numbers a sequence.
+    ///
+    /// # Panics
+    /// When there are not as many tokens and positions as sequences, or no room for a position.
+    pub fn step(&mut self, tokens: &[u32], positions: &[usize]) -> Result<Vec<f32>, ForwardError> {
+        let DecodeParams { sequences, positions: room } = self.params;
+        assert_eq!([tokens.len(), positions.len()], [sequences; 2], "one token a sequence");
+        assert!(positions.iter().all(|position| *position < room), "{positions:?} of {room} positions");
+        let (places, config) = (&self.places, self.decoder.config());
+        let embedded = self.decoder.embed(tokens)?;
+        let numbers = |of: &dyn Fn(usize) -> usize| (0..sequences).map(|s| of(s) as f32).collect::<Vec<_>>();
+        self.arena.write(places.flow.x.at, &embedded);
+        self.arena.write(places.positions, &numbers(&|s| positions[s]));
+        self.arena.write(places.rows, &numbers(&|s| s * room + positions[s]));
+        for layer in 0..config.layers {
+            self.queue_block(layer);
+        }
+        let places = &self.places;
+        let norm = RmsNorm { x: places.flow.x, weight: places.norm, y: places.normed };
+        rms_norm_batch(&mut self.arena, config.rms_eps, &[norm]);
+        let items: Vec<_> = products(places.normed, places.head, places.logits, TILE).collect();
+        gemm(&mut self.arena, &items);
+        let logits = self.arena.read(places.logits.at, sequences * config.vocab)?;
+        match first_non_finite(&logits, config.vocab) {
+            None => Ok(logits),
+            Some((sequence, token)) => {
+                let value = logits[sequence * config.vocab + token];
+                Err(ForwardError::Logit { sequence, position: positions[sequence], token, value })
+            }
+        }
+    }
+
+    fn queue_block(&mut self, layer: usize) {
+        let (arena, places, config) = (&mut self.arena, &self.places, self.decoder.config());
+        let Places { turns, flow, positions, rows, .. } = *places;
+        let (weights, [keys, values]) = (&places.blocks[layer], places.caches[layer]);
+        let used = |view: View| view.part((0, 0), (self.params.sequences, view.cols));
+        let [q, k, v, out] = [flow.q, flow.k, flow.v, flow.mixed].map(used);
+        flow.project(arena, weights, config.rms_eps);
+        let listed = Positions::Listed { at: positions };
+        rope_batch(arena, &[q, k].map(|x| Rope { x, turns, positions: listed }));
+        scatter(arena, &[(k, keys), (v, values)].map(|(a, out)| Scatter { a, out, places: rows }));
+        let heads = heads(config);
+        attention_cached(arena, heads, &[CachedAttention { q, keys, values, positions, out }]);
+        flow.gate(arena, weights, config.rms_eps);
+        flow.down(arena, weights);
+    }
+}

@@ -1,0 +1,116 @@
+use rayon::prelude::*;
+
+use super::ForwardError;
+use super::decoder::{DecodeParams, DeviceDecoder};
+use crate::model::DecoderError;
+use crate::model::sample::{SampleParams, Sampler};
+
+/// A text to be written.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// What it starts with; at least one token.
+    pub prompt: &'a [u32],
+    pub sample: SampleParams,
+    /// Tokens to write at most; the room of the decoder ends a text too.
+    pub most: usize,
+    /// Tokens that end a text, and are its last.
+    pub ends: &'a [u32],
+}
+
+/// A text under way.
+struct Running<'a> {
+    index: usize,
+    request: Request<'a>,
+    sampler: Sampler,
+    written: Vec<u32>,
+    /// Position of the next token that goes in.
+    position: usize,
+}
+
+impl DeviceDecoder<'_> {
+    /// Writes all texts, as many side by side as there is room for; the next one starts where one ends. Returns what
+    /// was written behind each prompt. A text depends on its request alone.
+    pub fn generate(&mut self, requests: &[Request<'_>]) -> Result<Vec<Vec<u32>>, ForwardError> {
+        self.check_requests(requests)?;
+        let samplers = requests.iter().map(|request| Sampler::new(request.sample));
+        let samplers = samplers.collect::<Result<Vec<_>, _>>()?;
+        let mut results = vec![Vec::new(); requests.len()];
+        let mut waiting = (requests.iter().zip(samplers).enumerate())
+            .filter(|(_, (request, _))| request.most > 0)
+            .map(|(index, (request, sampler))| Running {
+                index,
+                request: request.clone(),
+                sampler,
+                written: Vec::new(),
+                position: 0,
+            });
+        let DecodeParams { sequences, positions } = self.params;
+        let mut slots: Vec<Option<Running<'_>>> = (0..sequences).map(|_| None).collect();
+        loop {
+            for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+                *slot = waiting.next();
+            }
+            if slots.iter().all(Option::is_none) {
+                return Ok(results);
+            }
+            // An idle place writes the first position of its own cache again.
+            let next: Vec<_> = slots.iter().map(|slot| slot.as_ref().map_or((0, 0), Running::next)).collect();
+            let (tokens, at): (Vec<u32>, Vec<usize>) = next.into_iter().unzip();
+            let logits = self.step(&tokens, &at)?;
+            let rows = logits.par_chunks_exact(self.decoder.config().vocab);
+            slots.par_iter_mut().zip(rows).for_each(|(slot, logits)| {
+                if let Some(running) = slot {
+                    running.take(logits);
+                }
+            });
+            for slot in &mut slots {
+                if let Some(ended) = slot.take_if(|running| running.has_ended(positions)) {
+                    results[ended.index] = ended.written;
+                }
+            }
+        }
+    }
+
+    fn check_requests(&self, requests: &[Request<'_>]) -> Result<(), ForwardError> {
+        let vocab = self.decoder.config().vocab;
+        for (prompt, request) in requests.iter().enumerate() {
+            if request.prompt.is_empty() {
+                return Err(ForwardError::NoPrompt { prompt });
+            }
+            let (needed, most) = (request.prompt.len(), self.params.positions);
+            if needed > most {
+                return Err(DecoderError::TooLong { needed, most }.into());
+            }
+            if let Some(position) = request.prompt.iter().position(|id| *id as usize >= vocab) {
+                return Err(DecoderError::Token { id: request.prompt[position], position, vocab }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Running<'_> {
+    /// The token that goes in next, and its position.
+    fn next(&self) -> (u32, usize) {
+        let token = match self.request.prompt.get(self.position) {
+            Some(token) => *token,
+            None => self.written[self.position - self.request.prompt.len()],
+        };
+        (token, self.position)
+    }
+
+    /// What comes out for it.
+    fn take(&mut self, logits: &[f32]) {
+        self.position += 1;
+        if self.position >= self.request.prompt.len() {
+            self.written.push(self.sampler.next(logits));
+        }
+    }
+
+    fn has_ended(&self, room: usize) -> bool {
+        let last = self.written.last();
+        self.written.len() >= self.request.most
+            || last.is_some_and(|token| self.request.ends.contains(token))
+            || self.position >= room
+    }
+}

@@ -1,0 +1,134 @@
+use rayon::prelude::*;
+
+use super::attention::{Heads, attention};
+use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
+
+/// The widest head that the kernels take; the host takes any.
+pub const WIDEST_HEAD: usize = 128;
+
+/// Queries of a tile; a tile of keys has as many.
+pub const TILE: usize = 32;
+
+pub(super) static ATTENTION: Program =
+    program!("attention", "attention", 256, [("TILE", TILE as u32), ("WIDEST_HEAD", WIDEST_HEAD as u32)]);
+pub(super) static ATTENTION_CACHED: Program = program!(
+    "attention",
+    "attention_cached",
+    256,
+    [("TILE", TILE as u32), ("WIDEST_HEAD", WIDEST_HEAD as u32)]
+);
+
+/// One window of a batch: see [`attention`]. Rows of each matrix lie one after another.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// T x heads·d
+    pub q: View,
+    /// S x kv_heads·d, S >= T
+    pub k: View,
+    pub v: View,
+    /// T x heads·d; overlaps nothing else.
+    pub out: View,
+}
+
+/// Causal attention of all windows of an arena: on a device, tiles of queries over tiles of keys with a running softmax
+/// (Dao et al. 2022, algorithm 1), so memory does not grow with the window.
+///
+/// # Panics
+/// When shapes contradict each other, or heads are wider than [`WIDEST_HEAD`] on a device.
+pub fn attention_batch(arena: &mut Arena, heads: Heads, items: &[Attention]) {
+    for Attention { q, k, v, out } in items {
+        let widths = [q.cols, k.cols, v.cols, out.cols];
+        assert_eq!(widths, [heads.width(), heads.kv_width(), heads.kv_width(), heads.width()], "{heads:?}");
+        assert!([q, k, v, out].iter().all(|x| x.stride == x.cols), "rows one after another");
+        assert!(q.rows == out.rows && k.rows == v.rows && q.rows <= k.rows, "{} of {}", q.rows, k.rows);
+    }
+    if let Some(memory) = arena.memory() {
+        return items.par_iter().for_each(|item| on_host(memory, heads, item));
+    }
+    check_heads(heads);
+    let Heads { heads: count, kv_heads, head_dim } = heads;
+    let mut table = Table::new(10);
+    for Attention { q, k, v, out } in items {
+        let places = [q.at, k.at, v.at, out.at, q.rows, k.rows];
+        let [a, b, c, d, queries, keys] = places;
+        let words = [a, b, c, d, queries, keys, count, kv_heads, head_dim, float_word(heads.scale())];
+        table.push(q.rows.div_ceil(TILE) * count, &words);
+    }
+    arena.queue(&ATTENTION, table);
+}
+
+/// One new position of each of many sequences, over the keys and values that each has in a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedAttention {
+    /// N x heads·d, a row a sequence
+    pub q: View,
+    /// N·room x kv_heads·d: sequence s has rows s·room, s·room + 1, ...
+    pub keys: View,
+    pub values: View,
+    /// Position of each query, stored as a number: it sees that many keys, and its own behind them.
+    pub positions: usize,
+    /// N x heads·d; overlaps nothing else.
+    pub out: View,
+}
+
+/// Attention of all sequences of all items. A sequence's result does not depend on the others.
+///
+/// # Panics
+/// As [`attention_batch`].
+pub fn attention_cached(arena: &mut Arena, heads: Heads, items: &[CachedAttention]) {
+    for CachedAttention { q, keys, values, out, .. } in items {
+        let widths = [q.cols, keys.cols, values.cols, out.cols];
+        assert_eq!(widths, [heads.width(), heads.kv_width(), heads.kv_width(), heads.width()], "{heads:?}");
+        assert!([q, keys, values, out].iter().all(|x| x.stride == x.cols), "rows one after another");
+        assert!(keys.rows == values.rows && keys.rows.is_multiple_of(q.rows), "room for each sequence");
+    }
+    if let Some(memory) = arena.memory() {
+        return items.par_iter().for_each(|item| cached_on_host(memory, heads, item));
+    }
+    check_heads(heads);
+    let Heads { heads: count, kv_heads, head_dim } = heads;
+    let mut table = Table::new(10);
+    for CachedAttention { q, keys, values, positions, out } in items {
+        let (room, scale) = (keys.rows / q.rows, float_word(heads.scale()));
+        let words = [q.at, keys.at, values.at, out.at, *positions, room, count, kv_heads, head_dim, scale];
+        table.push(q.rows * count, &words);
+    }
+    arena.queue(&ATTENTION_CACHED, table);
+}
+
+fn check_heads(heads: Heads) {
+    assert!(heads.head_dim <= WIDEST_HEAD, "a head of {} numbers, at most {WIDEST_HEAD}", heads.head_dim);
+}
+
+/// All of a view whose rows lie one after another.
+///
+/// # Safety
+/// As [`Memory::row`].
+unsafe fn whole<'a>(memory: Memory, view: View) -> &'a [f32] {
+    // SAFETY: the caller vouches.
+    unsafe { memory.row(View::vector(view.at, view.len()), 0) }
+}
+
+fn on_host(memory: Memory, heads: Heads, item: &Attention) {
+    // SAFETY: q, k and v are read only; the result is written by this item alone.
+    unsafe {
+        let out = memory.row_mut(View::vector(item.out.at, item.out.len()), 0);
+        attention(heads, whole(memory, item.q), whole(memory, item.k), whole(memory, item.v), out);
+    }
+}
+
+fn cached_on_host(memory: Memory, heads: Heads, item: &CachedAttention) {
+    let room = item.keys.rows / item.q.rows;
+    (0..item.q.rows).into_par_iter().for_each(|sequence| {
+        // SAFETY: positions, queries and caches are read only; row `sequence` of the result is written here alone.
+        unsafe {
+            let position = *memory.pointer(View::vector(item.positions + sequence, 1)) as usize;
+            let seen = |cache: View| {
+                let rows = cache.part((sequence * room, 0), (position + 1, cache.cols));
+                whole(memory, rows)
+            };
+            let (q, out) = (memory.row(item.q, sequence), memory.row_mut(item.out, sequence));
+            attention(heads, q, seen(item.keys), seen(item.values), out);
+        }
+    });
+}

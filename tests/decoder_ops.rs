@@ -1,0 +1,284 @@
+//! The decoder's ops on every device that is there, one body for all, against formulas written plainly in f64: sizes that
+//! are no multiple of any tile, several items in a table, results poisoned with NaN.
+
+mod common;
+
+use lapidary::device::Device;
+use lapidary::device::arena::{Arena, Layout, View};
+use lapidary::ops::attention::Heads;
+use lapidary::ops::attention_batch::{Attention, CachedAttention, attention_batch, attention_cached};
+use lapidary::ops::non_finite::{NonFinite, non_finite};
+use lapidary::ops::rms_norm::{RmsNorm, rms_norm_batch};
+use lapidary::ops::rope::{Positions, Rope, Rotation, rope_batch};
+use lapidary::ops::scatter::{Scatter, scatter};
+use lapidary::ops::splitmix::SplitMix64;
+use lapidary::ops::swiglu::{Swiglu, swiglu_batch};
+
+/// Relative to numbers of order one: sums of a few hundred f32 products.
+const TOLERANCE: f64 = 4e-6;
+
+/// The same for attention: scores of up to sqrt(128), in an exponential.
+const ATTENTION_TOLERANCE: f64 = 2e-5;
+
+fn devices() -> Vec<Device> {
+    let mut devices = vec![Device::Host];
+    #[cfg(feature = "cuda")]
+    devices.extend(common::cuda().map(Device::Cuda));
+    #[cfg(feature = "wgpu")]
+    devices.extend(common::wgpu().map(Device::Wgpu));
+    devices
+}
+
+/// Runs a body once a device.
+fn on_every_device(body: impl Fn(&mut Sheet)) {
+    for device in devices() {
+        let mut arena = Arena::new(&device, LEN).unwrap();
+        arena.write(0, &vec![f32::NAN; LEN]);
+        println!("{}", device.name());
+        body(&mut Sheet { arena, layout: Layout::default(), random: SplitMix64::new(7) });
+    }
+}
+
+const LEN: usize = 1 << 21;
+
+/// An arena of NaN that hands out matrices.
+struct Sheet {
+    arena: Arena,
+    layout: Layout,
+    random: SplitMix64,
+}
+
+impl Sheet {
+    fn blank(&mut self, rows: usize, cols: usize) -> View {
+        self.layout.matrix(rows, cols)
+    }
+
+    /// Numbers in [-1, 1) at rows that are three numbers apart.
+    fn spaced(&mut self, rows: usize, cols: usize) -> (View, Vec<f32>) {
+        let whole = self.layout.matrix(rows, cols + 3);
+        let view = whole.part((0, 0), (rows, cols));
+        let numbers = self.numbers(rows * cols);
+        for (i, row) in numbers.chunks(cols).enumerate() {
+            self.arena.write(view.at + i * view.stride, row);
+        }
+        (view, numbers)
+    }
+
+    fn random(&mut self, rows: usize, cols: usize) -> (View, Vec<f32>) {
+        let numbers = self.numbers(rows * cols);
+        let view = self.given(rows, cols, &numbers);
+        (view, numbers)
+    }
+
+    fn given(&mut self, rows: usize, cols: usize, numbers: &[f32]) -> View {
+        let view = self.layout.matrix(rows, cols);
+        self.arena.write(view.at, numbers);
+        view
+    }
+
+    fn numbers(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| (2.0 * self.random.uniform() - 1.0) as f32).collect()
+    }
+
+    fn read(&mut self, view: View) -> Vec<f32> {
+        let numbers = self.arena.read(view.at, view.span()).unwrap();
+        numbers.chunks(view.stride).flat_map(|row| row[..view.cols].to_vec()).collect()
+    }
+}
+
+fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert!(
+            (f64::from(*found) - expected).abs() <= tolerance * expected.abs().max(1.0),
+            "{what}, number {k}: {found}, expected {expected}"
+        );
+    }
+}
+
+#[test]
+fn rows_are_normed() {
+    on_every_device(|sheet| {
+        let mut items = Vec::new();
+        for (rows, cols) in [(1, 1), (13, 37), (70, 576)] {
+            let ((x, x_numbers), (weight, w)) = (sheet.spaced(rows, cols), sheet.random(1, cols));
+            let y = sheet.blank(rows, cols);
+            let expected: Vec<f64> = (x_numbers.chunks(cols))
+                .flat_map(|row| {
+                    let square: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+                    let scale = 1.0 / (square / cols as f64 + 1e-5).sqrt();
+                    row.iter().zip(&w).map(move |(x, w)| f64::from(*x) * scale * f64::from(*w))
+                })
+                .collect();
+            items.push((RmsNorm { x, weight: weight.at, y }, expected));
+        }
+        let norms: Vec<RmsNorm> = items.iter().map(|item| item.0).collect();
+        rms_norm_batch(&mut sheet.arena, 1e-5, &norms);
+        for (norm, expected) in &items {
+            assert_close("norm", &sheet.read(norm.y), expected, TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn heads_are_turned_to_their_positions() {
+    on_every_device(|sheet| {
+        let (dim, most) = (6, 400);
+        let rotation = Rotation::new(dim, 10_000.0, 0..most);
+        let turns = sheet.given(most, dim, rotation.numbers());
+        let listed: Vec<f32> = (0..17).map(|i| ((i * 71) % most) as f32).collect();
+        let at = sheet.given(1, 17, &listed).at;
+        let ((q, q_numbers), (k, k_numbers)) = (sheet.spaced(15, 3 * dim), sheet.spaced(17, dim));
+        let items = [
+            Rope { x: q, turns, positions: Positions::Windows { len: 5 } },
+            Rope { x: k, turns, positions: Positions::Listed { at } },
+        ];
+        rope_batch(&mut sheet.arena, &items);
+        let turned = |numbers: &[f32], cols: usize, position: &dyn Fn(usize) -> usize| -> Vec<f64> {
+            let mut out: Vec<f64> = numbers.iter().map(|x| f64::from(*x)).collect();
+            for (row, x) in out.chunks_mut(cols).enumerate() {
+                for head in x.chunks_mut(dim) {
+                    for i in 0..dim / 2 {
+                        let frequency = 10_000f64.powf(-2.0 * i as f64 / dim as f64);
+                        let (sin, cos) = (position(row) as f64 * frequency).sin_cos();
+                        let (a, b) = (head[i], head[i + dim / 2]);
+                        (head[i], head[i + dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
+                    }
+                }
+            }
+            out
+        };
+        assert_close("windows", &sheet.read(q), &turned(&q_numbers, 3 * dim, &|row| row % 5), TOLERANCE);
+        let expected = turned(&k_numbers, dim, &|row| listed[row] as usize);
+        assert_close("listed", &sheet.read(k), &expected, TOLERANCE);
+    });
+}
+
+#[test]
+fn gates_are_closed_and_opened() {
+    on_every_device(|sheet| {
+        let (rows, cols) = (37, 131);
+        let gates: Vec<f32> = (0..rows * cols).map(|k| (k as f32 - 2400.0) * 0.05).collect();
+        let (gate, (up, factors)) = (sheet.given(rows, cols, &gates), sheet.spaced(rows, cols));
+        swiglu_batch(&mut sheet.arena, &[Swiglu { gate, up }]);
+        let expected: Vec<f64> = (gates.iter().zip(&factors))
+            .map(|(g, u)| f64::from(*g) / (1.0 + (-f64::from(*g)).exp()) * f64::from(*u))
+            .collect();
+        assert_close("gate", &sheet.read(gate), &expected, TOLERANCE);
+    });
+}
+
+/// Attention of one query over the first `seen` keys.
+fn attend(heads: Heads, q: &[f32], k: &[f32], v: &[f32], seen: usize) -> Vec<f64> {
+    let (dim, width) = (heads.head_dim, heads.kv_width());
+    let mut out = Vec::new();
+    for head in 0..heads.heads {
+        let kv = head / (heads.heads / heads.kv_heads) * dim;
+        let q = &q[head * dim..][..dim];
+        let score = |s: usize| -> f64 {
+            let k = &k[s * width + kv..][..dim];
+            let dot: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+            dot / (dim as f64).sqrt()
+        };
+        let weights: Vec<f64> = (0..seen).map(|s| score(s).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        out.extend((0..dim).map(|j| {
+            let terms = weights.iter().enumerate().map(|(s, w)| w * f64::from(v[s * width + kv + j]));
+            terms.sum::<f64>() / total
+        }));
+    }
+    out
+}
+
+#[test]
+fn windows_attend_to_what_came_before() {
+    let groups: [(Heads, &[(usize, usize)]); 4] = [
+        (Heads { heads: 4, kv_heads: 2, head_dim: 8 }, &[(1, 1), (33, 33), (5, 77), (70, 150)]),
+        (Heads { heads: 3, kv_heads: 1, head_dim: 64 }, &[(130, 130), (9, 9)]),
+        (Heads { heads: 2, kv_heads: 2, head_dim: 126 }, &[(40, 65)]),
+        (Heads { heads: 1, kv_heads: 1, head_dim: 16 }, &[(2048, 2048)]),
+    ];
+    on_every_device(|sheet| {
+        for (heads, sizes) in groups {
+            let mut items = Vec::new();
+            for (queries, keys) in sizes {
+                // Larger scores than a model's, so that the running softmax has something to scale down.
+                let ((q, mut x), (k, y), (v, z)) = (
+                    sheet.random(*queries, heads.width()),
+                    sheet.random(*keys, heads.kv_width()),
+                    sheet.random(*keys, heads.kv_width()),
+                );
+                x.iter_mut().for_each(|x| *x *= 4.0);
+                sheet.arena.write(q.at, &x);
+                let out = sheet.blank(*queries, heads.width());
+                items.push((Attention { q, k, v, out }, [x, y, z]));
+            }
+            let windows: Vec<Attention> = items.iter().map(|item| item.0).collect();
+            attention_batch(&mut sheet.arena, heads, &windows);
+            for (Attention { q, k, out, .. }, [x, y, z]) in &items {
+                let expected: Vec<f64> = (x.chunks(heads.width()).enumerate())
+                    .flat_map(|(t, x)| attend(heads, x, y, z, k.rows - q.rows + t + 1))
+                    .collect();
+                let what = format!("{} of {} keys, {heads:?}", q.rows, k.rows);
+                assert_close(&what, &sheet.read(*out), &expected, ATTENTION_TOLERANCE);
+            }
+        }
+    });
+}
+
+#[test]
+fn sequences_attend_to_their_own_cache() {
+    on_every_device(|sheet| {
+        for (heads, room) in [
+            (Heads { heads: 6, kv_heads: 2, head_dim: 8 }, 700),
+            (Heads { heads: 2, kv_heads: 1, head_dim: 100 }, 300),
+        ] {
+            let positions = [0, 7, room - 1, 64, 255];
+            let count = positions.len();
+            let (q, x) = sheet.random(count, heads.width());
+            let (keys, y) = sheet.random(count * room, heads.kv_width());
+            let (values, z) = sheet.random(count * room, heads.kv_width());
+            let listed = sheet.given(1, count, &positions.map(|p| p as f32));
+            let out = sheet.blank(count, heads.width());
+            let item = CachedAttention { q, keys, values, positions: listed.at, out };
+            attention_cached(&mut sheet.arena, heads, &[item]);
+            let cache = room * heads.kv_width();
+            let expected: Vec<f64> = (x.chunks(heads.width()).enumerate())
+                .flat_map(|(s, x)| attend(heads, x, &y[s * cache..], &z[s * cache..], positions[s] + 1))
+                .collect();
+            assert_close("cached", &sheet.read(out), &expected, ATTENTION_TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn the_first_column_that_is_not_finite_is_found() {
+    on_every_device(|sheet| {
+        let (rows, cols) = (19, 333);
+        let (a, _) = sheet.spaced(rows, cols);
+        let bad = [(0, 332, f32::NAN), (7, 5, f32::INFINITY), (7, 40, f32::NAN), (18, 0, f32::NEG_INFINITY)];
+        for (row, column, value) in bad {
+            sheet.arena.write(a.at + row * a.stride + column, &[value]);
+        }
+        let out = sheet.blank(1, rows);
+        non_finite(&mut sheet.arena, &[NonFinite { a, out: out.at }]);
+        let mut expected = vec![cols as f32; rows];
+        (expected[0], expected[7], expected[18]) = (332.0, 5.0, 0.0);
+        assert_eq!(sheet.read(out), expected);
+    });
+}
+
+#[test]
+fn rows_go_to_their_places() {
+    on_every_device(|sheet| {
+        let (a, numbers) = sheet.spaced(3, 1500);
+        let out = sheet.blank(9, 1500);
+        let places = sheet.given(1, 3, &[4.0, 0.0, 8.0]).at;
+        scatter(&mut sheet.arena, &[Scatter { a, out, places }]);
+        let found = sheet.read(out);
+        for (row, place) in [4, 0, 8].into_iter().enumerate() {
+            assert_eq!(found[place * 1500..][..1500], numbers[row * 1500..][..1500]);
+        }
+        assert!(found[1500..4 * 1500].iter().all(|x| x.is_nan()), "other rows stay");
+    });
+}

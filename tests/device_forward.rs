@@ -1,0 +1,233 @@
+//! The decoder on every device that is there, against the host's: what calibration captures, and many sequences at once.
+
+mod common;
+#[path = "common/tiny.rs"]
+mod tiny;
+
+use std::fs;
+
+use lapidary::compress::calibration::{Calibration, CalibrationParams, advance, capture_grams};
+use lapidary::compress::device_calibration::{
+    CaptureError, DeviceCalibration, GRAM_TOLERANCE, STREAM_TOLERANCE,
+};
+use lapidary::compress::tensor::Grams;
+use lapidary::device::{Device, DeviceError};
+use lapidary::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
+use lapidary::model::sample::SampleParams;
+use lapidary::model::text::Text;
+use lapidary::model::{Cache, Checkpoint, Config, Decoder, Linear, LinearName, Site, SplitMix64};
+
+fn devices() -> Vec<Device> {
+    let mut devices = vec![Device::Host];
+    #[cfg(feature = "cuda")]
+    devices.extend(common::cuda().map(Device::Cuda));
+    #[cfg(feature = "wgpu")]
+    devices.extend(common::wgpu().map(Device::Wgpu));
+    devices
+}
+
+fn calibration(checkpoint: &Checkpoint, params: CalibrationParams) -> Calibration {
+    let text = fs::read_to_string(common::tiny("calibration.txt")).unwrap();
+    let text = Text::from_memory("calibration.txt", &text).unwrap();
+    let tokenizer = checkpoint.tokenizer().unwrap();
+    Calibration::prepare(text, &tokenizer, checkpoint.config().start_token(), params).unwrap()
+}
+
+fn embedded() -> Checkpoint {
+    Checkpoint::open(&common::tiny("")).unwrap()
+}
+
+/// Puts random packed layers of one and two paths in the place of the dense ones of a block.
+fn pack_block(decoder: &mut Decoder, layer: usize) {
+    let mut random = SplitMix64::new(5);
+    for (k, name) in LinearName::ALL.into_iter().enumerate() {
+        let shape = name.shape(decoder.config());
+        let payload = tiny::payload(shape, 1 + k % 2, &mut random);
+        decoder.set_linear(layer, name, Linear::Packed { payload, in_features: shape[1] }).unwrap();
+    }
+}
+
+fn assert_grams(what: &str, found: &[Grams; 4], expected: &[Grams; 4]) {
+    for site in Site::ALL {
+        let (found, expected) = (&found[site as usize], &expected[site as usize]);
+        for (part, found, expected) in
+            [("fit", &found.fit, &expected.fit), ("held-out", &found.heldout, &expected.heldout)]
+        {
+            let apart = (found - expected).norm_max() / expected.norm_max();
+            println!("{what}, {site:?}, {part}: {apart:.1e}");
+            assert!(apart <= GRAM_TOLERANCE, "{what}, {site:?}, {part}: {apart:.1e} apart");
+            assert_eq!(found, &found.transpose().to_owned(), "{what}, {site:?}: symmetric");
+        }
+    }
+}
+
+fn assert_stream(what: &str, found: &[f32], expected: &[f32]) {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    let apart = apart / norm(&mut expected.iter().map(|x| f64::from(*x)));
+    println!("{what}: {apart:.1e}");
+    assert!(apart <= STREAM_TOLERANCE, "{what}: {apart:.1e} apart");
+}
+
+/// A dense block and then the same packed, on all devices.
+fn compare(checkpoint: &Checkpoint, params: CalibrationParams) {
+    let calibration = calibration(checkpoint, params);
+    let mut decoder = Decoder::load(checkpoint).unwrap();
+    let stream = decoder.embed(calibration.windows.tokens()).unwrap();
+    let expected = capture_grams(decoder.block(0), &calibration, &stream).unwrap();
+    let mut dense = stream.clone();
+    advance(decoder.block(0), &calibration, &mut dense);
+    let whole = decoder.clone();
+    pack_block(&mut decoder, 0);
+    let mut packed = stream.clone();
+    advance(decoder.block(0), &calibration, &mut packed);
+    for device in devices() {
+        let mut run = DeviceCalibration::new(&device, checkpoint.config(), &calibration).unwrap();
+        let name = device.name();
+        let grams = run.capture_grams(whole.block(0), &calibration, &stream).unwrap();
+        assert_grams(&name, &grams, &expected);
+        for (what, block, expected) in
+            [("dense", whole.block(0), &dense), ("packed", decoder.block(0), &packed)]
+        {
+            let mut x = stream.clone();
+            run.advance(block, &mut x).unwrap();
+            assert_stream(&format!("{name}, {what}"), &x, expected);
+        }
+    }
+}
+
+#[test]
+fn captured_grams_and_streams_are_the_hosts() {
+    // 4,096 rows are no whole number of windows, and the last chunk is shorter.
+    compare(
+        &embedded(),
+        CalibrationParams { window: 100, fit_tokens: Some(4500), heldout_tokens: Some(700) },
+    );
+}
+
+#[test]
+fn a_block_of_smollm2_is_the_hosts() {
+    let Some(path) = common::smollm2() else { return };
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    compare(&checkpoint, CalibrationParams { window: 300, fit_tokens: Some(600), heldout_tokens: Some(300) });
+}
+
+/// A model of random weights behind the embedded model's tokenizer.
+fn random_model(change: impl FnOnce(&Config, &mut tiny::Weights)) -> Checkpoint {
+    let config = Config { vocab: 864, ..tiny::config(true) };
+    let mut weights = tiny::weights(&config);
+    change(&config, &mut weights);
+    tiny::checkpoint(&config, &tiny::stored(&weights))
+}
+
+#[test]
+fn an_activation_that_is_not_finite_is_named_as_on_the_host() {
+    let params = CalibrationParams { window: 64, fit_tokens: Some(640), heldout_tokens: Some(128) };
+    let calibration = calibration(&embedded(), params);
+    for (tensor, at) in [("self_attn.v_proj", 3), ("mlp.up_proj", 48 * 7)] {
+        let checkpoint = random_model(|_, weights| {
+            weights.get_mut(&format!("model.layers.1.{tensor}.weight")).unwrap().1[at] = f32::INFINITY;
+        });
+        let decoder = Decoder::load(&checkpoint).unwrap();
+        let stream = decoder.embed(calibration.windows.tokens()).unwrap();
+        let expected = capture_grams(decoder.block(1), &calibration, &stream).unwrap_err();
+        for device in devices() {
+            let mut run = DeviceCalibration::new(&device, checkpoint.config(), &calibration).unwrap();
+            let found = run.capture_grams(decoder.block(1), &calibration, &stream).unwrap_err();
+            let CaptureError::Activation(found) = found else { panic!("{found}") };
+            assert_eq!(found.to_string(), expected.to_string(), "{}", device.name());
+        }
+    }
+}
+
+#[test]
+fn a_model_without_room_is_refused_with_a_figure() {
+    let params = CalibrationParams { window: 64, fit_tokens: Some(64), heldout_tokens: Some(64) };
+    let calibration = calibration(&embedded(), params);
+    let huge = Config { hidden: 1 << 18, intermediate: 1 << 19, ..tiny::config(true) };
+    for device in devices() {
+        match DeviceCalibration::new(&device, &huge, &calibration).err() {
+            Some(ForwardError::Device(error @ DeviceError::Memory { .. })) => {
+                assert!(error.to_string().contains("one calibration window of 64 positions"), "{error}");
+            }
+            other => panic!("{:?} of {}", other.map(|e| e.to_string()), device.name()),
+        }
+        let wide = Config { head_dim: 130, ..tiny::config(true) };
+        let error = DeviceCalibration::new(&device, &wide, &calibration).err().unwrap();
+        assert!(matches!(error, ForwardError::HeadDim { head_dim: 130 }), "{error}");
+    }
+}
+
+#[test]
+fn logits_with_caches_are_the_hosts() {
+    /// Largest difference of a logit, relative to the largest logit.
+    const TOLERANCE: f32 = 1e-3;
+    let mut decoder = Decoder::load(&embedded()).unwrap();
+    pack_block(&mut decoder, 1);
+    let vocab = decoder.config().vocab;
+    let tokens = |s: usize, p: usize| ((s * 131 + p * 17 + 5) % vocab) as u32;
+    let (sequences, steps) = (3, 12);
+    let mut caches: Vec<Cache> = (0..sequences).map(|_| Cache::new(decoder.config(), steps)).collect();
+    let expected: Vec<Vec<f32>> = (0..steps)
+        .flat_map(|p| (0..sequences).map(move |s| (s, p)))
+        .map(|(s, p)| decoder.next_logits(&[tokens(s, p)], &mut caches[s]).unwrap())
+        .collect();
+    for device in devices() {
+        let params = DecodeParams { sequences, positions: steps };
+        let mut run = DeviceDecoder::new(&device, &decoder, params).unwrap();
+        for p in 0..steps {
+            let fed: Vec<u32> = (0..sequences).map(|s| tokens(s, p)).collect();
+            let found = run.step(&fed, &vec![p; sequences]).unwrap();
+            for (s, found) in found.chunks(vocab).enumerate() {
+                let expected = &expected[p * sequences + s];
+                let largest = expected.iter().fold(0f32, |m, z| m.max(z.abs()));
+                let apart = found.iter().zip(expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                let name = device.name();
+                assert!(apart <= TOLERANCE * largest, "{name}, sequence {s}, position {p}: {apart:.1e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_does_not_depend_on_the_others() {
+    let decoder = Decoder::load(&embedded()).unwrap();
+    let vocab = decoder.config().vocab as u32;
+    let prompts: Vec<Vec<u32>> =
+        (0..7).map(|s| (0..1 + s % 3).map(|p| (s * 97 + p * 13 + 2) % vocab).collect()).collect();
+    let ends = [7];
+    let requests: Vec<Request<'_>> = (prompts.iter().enumerate())
+        .map(|(s, prompt)| Request {
+            prompt,
+            sample: SampleParams { temperature: 0.9, top_p: 0.95, seed: s as u64 },
+            most: 3 + 2 * s,
+            ends: &ends,
+        })
+        .collect();
+    for device in devices() {
+        let mut write = |sequences: usize| {
+            let params = DecodeParams { sequences, positions: 12 };
+            DeviceDecoder::new(&device, &decoder, params).unwrap().generate(&requests).unwrap()
+        };
+        let alone = write(1);
+        assert_eq!(alone, write(3), "{}", device.name());
+        assert_eq!(alone, write(70), "{}", device.name());
+        for (text, request) in alone.iter().zip(&requests) {
+            let room = 12 - request.prompt.len() + 1;
+            let ended = text.last().is_some_and(|token| ends.contains(token));
+            assert!(ended || text.len() == request.most.min(room), "{} of {}", text.len(), request.most);
+        }
+    }
+}
+
+#[test]
+fn bad_requests_are_named() {
+    let decoder = Decoder::load(&embedded()).unwrap();
+    let params = DecodeParams { sequences: 2, positions: 4 };
+    let mut run = DeviceDecoder::new(&Device::Host, &decoder, params).unwrap();
+    let request = |prompt| Request { prompt, sample: SampleParams::default(), most: 1, ends: &[] };
+    let mut error = |prompt: &[u32]| run.generate(&[request(&[1]), request(prompt)]).unwrap_err().to_string();
+    assert!(error(&[]).contains("prompt 1 is empty"));
+    assert!(error(&[1; 5]).contains("5 positions"));
+    assert!(error(&[1, 99_999]).contains("token 99999 at position 1"));
+}
