@@ -84,7 +84,9 @@ fn encoder(args: &Args) -> Result<Encoder> {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         (device, Some(Precision::F64)) => {
             let name = device.name();
-            Err(miette::miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
+            Err(miette::miette!(
+                "{name} encodes in f32; leave --precision out, or take --device host for f64"
+            ))
         }
         (device, _) => Ok(Encoder::Batch(device)),
     }

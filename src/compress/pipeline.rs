@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::batch::SiteInput;
 use super::calibration::{ActivationError, Calibration, CalibrationParams, advance, capture_grams};
 use super::context::Context;
+use super::device_calibration::{CaptureError, DeviceCalibration};
 use super::encoder::Encoder;
 use super::journal::{Identity, Journal, JournalError, difference};
 use super::observer::{Event, Observer, Stage};
@@ -17,6 +18,8 @@ use super::recipe::Recipe;
 use super::schedule::{Done, Scheduler, Wanted, encode_stage};
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
 use crate::blr::Budget;
+use crate::device::{Device, DeviceError};
+use crate::model::on_device::ForwardError;
 use crate::model::text::{Text, TextError};
 use crate::model::{
     Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor, Tokenizer,
@@ -54,6 +57,8 @@ pub enum PackError {
     Decoder(#[from] DecoderError),
     #[error(transparent)]
     Activation(#[from] ActivationError),
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
@@ -177,11 +182,11 @@ impl Run<'_> {
         self.observer.event(Event::Begin { layers });
         let packs = |block: &[Assignment; 7]| block.iter().any(|a| matches!(a, Assignment::Pack(_)));
         let last = self.assignments.iter().rposition(packs).unwrap_or(0);
-        let mut scheduler = None;
+        let (mut scheduler, mut calibrator) = (None, self.calibrator()?);
         for layer in 0..layers {
             let jobs = self.open_jobs(layer)?;
             if !jobs.is_empty() {
-                let grams = self.grams(layer, &hidden)?;
+                let grams = self.grams(layer, &hidden, &mut calibrator)?;
                 self.observer.event(Event::Stage { layer, stage: Stage::Encode });
                 match &self.encoder {
                     Encoder::Reference => self.encode_by_reference(layer, &jobs, grams)?,
@@ -194,7 +199,7 @@ impl Run<'_> {
             self.install(layer)?;
             if let Some(calibration) = self.calibration.as_ref().filter(|_| (first..last).contains(&layer)) {
                 self.observer.event(Event::Stage { layer, stage: Stage::Advance });
-                advance(self.decoder.block(layer), calibration, &mut hidden);
+                self.advance(layer, calibration, &mut hidden, &mut calibrator);
                 self.journal.write_hidden(layer + 1, &hidden)?;
             }
         }
@@ -261,11 +266,61 @@ impl Run<'_> {
         Ok(jobs)
     }
 
+    /// The device's memory for calibration, where the encoder has a device.
+    fn calibrator(&self) -> Result<Option<DeviceCalibration>, PackError> {
+        match (&self.encoder, &self.calibration) {
+            (Encoder::Reference | Encoder::Batch(Device::Host), _) | (_, None) => Ok(None),
+            (Encoder::Batch(device), Some(calibration)) => {
+                Ok(Some(DeviceCalibration::new(device, self.decoder.config(), calibration)?))
+            }
+        }
+    }
+
     /// What the inputs of a block look like, in the order of [`Site::ALL`].
-    fn grams(&self, layer: usize, hidden: &[f32]) -> Result<[Option<Grams>; 4], PackError> {
+    fn grams(
+        &self,
+        layer: usize,
+        hidden: &[f32],
+        calibrator: &mut Option<DeviceCalibration>,
+    ) -> Result<[Option<Grams>; 4], PackError> {
         let Some(calibration) = &self.calibration else { return Ok([const { None }; 4]) };
         self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
-        Ok(capture_grams(self.decoder.block(layer), calibration, hidden)?.map(Some))
+        let block = self.decoder.block(layer);
+        if let Some(on_device) = calibrator {
+            match on_device.capture_grams(block, calibration, hidden) {
+                Ok(grams) => return Ok(grams.map(Some)),
+                Err(CaptureError::Activation(error)) => return Err(error.into()),
+                Err(CaptureError::Device(error)) => self.back_to_host(calibrator, &error),
+            }
+        }
+        Ok(capture_grams(block, calibration, hidden)?.map(Some))
+    }
+
+    /// Runs the packed block over the calibration positions.
+    fn advance(
+        &self,
+        layer: usize,
+        calibration: &Calibration,
+        hidden: &mut [f32],
+        calibrator: &mut Option<DeviceCalibration>,
+    ) {
+        let block = self.decoder.block(layer);
+        if let Some(on_device) = calibrator {
+            let before = hidden.to_vec();
+            match on_device.advance(block, hidden) {
+                Ok(()) => return,
+                Err(error) => {
+                    hidden.copy_from_slice(&before);
+                    self.back_to_host(calibrator, &error);
+                }
+            }
+        }
+        advance(block, calibration, hidden);
+    }
+
+    fn back_to_host(&self, calibrator: &mut Option<DeviceCalibration>, error: &DeviceError) {
+        *calibrator = None;
+        self.observer.event(Event::Warning(&format!("calibration goes on on the host: {error}")));
     }
 
     /// All tensors side by side; an input whose Gram cannot be factored keeps its layers dense.
