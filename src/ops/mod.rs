@@ -7,6 +7,8 @@
 #[cfg(feature = "cuda")]
 pub mod arrow_batch;
 #[cfg(feature = "cuda")]
+pub mod arrow_border;
+#[cfg(feature = "cuda")]
 pub mod arrow_solve;
 pub mod attention;
 pub mod cholesky;
@@ -18,6 +20,8 @@ pub mod log_softmax;
 pub mod matmul;
 pub mod matvec;
 pub mod polar;
+#[cfg(feature = "cuda")]
+pub mod quadratic_try;
 pub mod rank_one;
 pub mod rms_norm;
 pub mod rope;
@@ -40,5 +44,6 @@ pub use dtype::Dtype;
 pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
     let rows = [1, 2, 3, 16].into_iter().flat_map(|dim| [row_factor::source(dim), arrow_solve::source(dim)]);
     let batches = (1..=arrow_batch::LARGEST_DIM).map(arrow_batch::source);
-    rows.chain(batches).chain([spd_inverse::source(spd_inverse::LEAF)]).collect()
+    let others = [spd_inverse::source(spd_inverse::LEAF), arrow_border::source(), quadratic_try::source()];
+    rows.chain(batches).chain(others).collect()
 }
