@@ -16,7 +16,7 @@ use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{PathChoice, Recipe};
 use lapidary::compress::tensor::Quality;
 use lapidary::compress::verify::verify;
-use lapidary::compress::{PackError, PackParams, pack};
+use lapidary::compress::{Encoder, PackError, PackParams, pack};
 use lapidary::model::text::Text;
 use lapidary::model::{Checkpoint, Config, Decoder, Linear, LinearName, NoCapture, Run};
 use lapidary::ops::Dtype;
@@ -71,6 +71,7 @@ impl Model {
                 .needs_text()
                 .then(|| Text::from_memory("calibration.txt", &calibration[..20_000]).unwrap()),
             recipe,
+            encoder: Encoder::Reference,
             calibration: CalibrationParams { window: 64, fit_tokens: Some(1024), heldout_tokens: Some(256) },
             resume: false,
         }
@@ -300,6 +301,7 @@ fn the_first_block_of_smollm2() {
         output: folder.path().join("out"),
         plan: Plan::from_toml(plan, None).unwrap(),
         recipe: Recipe::nvg(),
+        encoder: Encoder::Reference,
         text: Some(Text::read(&[text]).unwrap()),
         calibration: CalibrationParams { window: 512, fit_tokens: Some(4096), heldout_tokens: Some(1024) },
         resume: false,

@@ -8,7 +8,7 @@ use lapidary::compress::calibration::CalibrationParams;
 use lapidary::compress::observer::Silent;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
-use lapidary::compress::{PackParams, pack};
+use lapidary::compress::{Encoder, PackParams, pack};
 use lapidary::eval::{Scores, evaluate};
 use lapidary::model::text::{Text, Windows};
 use lapidary::model::{Cache, Checkpoint, Decoder, Tokenizer};
@@ -167,6 +167,7 @@ fn packed_row(
         output: output.into(),
         plan: Plan::uniform(bits),
         recipe: Recipe::of(recipe),
+        encoder: Encoder::Reference,
         text: Some(Text::from_memory("calibration.txt", CALIBRATION).into_diagnostic()?),
         calibration: CalibrationParams { window: WINDOW, fit_tokens: None, heldout_tokens: None },
         resume: false,

@@ -4,16 +4,18 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use miette::{IntoDiagnostic, Result, WrapErr};
+use miette::{IntoDiagnostic, Result, WrapErr, miette};
 
 use lapidary::compress::calibration::CalibrationParams;
 use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::Recipe;
-use lapidary::compress::{PackParams, pack};
+use lapidary::compress::{Encoder, PackParams, pack};
+use lapidary::device::Device;
 use lapidary::model::Checkpoint;
 use lapidary::model::text::Text;
 
+use super::device::DeviceArgs;
 use super::progress::PackProgress;
 use super::{Texts, print};
 
@@ -45,6 +47,12 @@ pub struct Args {
     /// Calibration tokens to judge by, the last windows [default: 3072, or a sixth of the text]
     #[arg(long, value_name = "N")]
     heldout_tokens: Option<usize>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Numbers that the encoder works in: f64 is its definition and for the host alone [default: f64 on the host, f32 on
+    /// any other device]
+    #[arg(long, value_enum, value_name = "PRECISION")]
+    precision: Option<Precision>,
     /// Continue an interrupted run of the same command
     #[arg(long)]
     resume: bool,
@@ -56,6 +64,24 @@ enum RecipeArg {
     Nvg,
     /// Data-free baseline
     DualSvid,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    F64,
+    F32,
+}
+
+fn encoder(args: &Args) -> Result<Encoder> {
+    let device = args.device.open()?;
+    match (device, args.precision) {
+        (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),
+        (device, Some(Precision::F64)) => {
+            let name = device.name();
+            Err(miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
+        }
+        (device, _) => Ok(Encoder::Batch(device)),
+    }
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -78,6 +104,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         [] => None,
         files => Some(Text::read(files).into_diagnostic()?),
     };
+    let encoder = encoder(&args)?;
     let params = PackParams {
         output: args.output.clone(),
         plan,
@@ -85,6 +112,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             RecipeArg::Nvg => Recipe::nvg(),
             RecipeArg::DualSvid => Recipe::dual_svid(),
         },
+        encoder,
         text,
         calibration: CalibrationParams {
             window: args.window as usize,

@@ -64,6 +64,7 @@ impl Observer for PackProgress {
                     Self::say(&state, &tensor_line(name, record, took));
                 }
             }
+            Event::Encoded { .. } => {}
             Event::Warning(text) => Self::say(&state, &format!("warning: {text}")),
             Event::Writing => state.bar.finish_and_clear(),
         }

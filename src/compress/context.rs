@@ -23,7 +23,7 @@ pub struct Context {
     pub tries: usize,
 }
 
-#[derive(Debug, thiserror::Error, PartialEq)]
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum ContextError {
     #[error(
         "the Gram has a non-finite entry at ({row}, {col}); look for NaN or infinite activations in the calibration"

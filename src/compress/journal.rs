@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::calibration::CalibrationRecord;
+use super::encoder::EncodedBy;
 use super::plan::Plan;
 use super::recipe::Recipe;
 use super::tensor::Quality;
@@ -23,6 +24,8 @@ pub struct Identity {
     pub recipe: Recipe,
     pub plan: Plan,
     pub calibration: Option<CalibrationRecord>,
+    #[serde(default)]
+    pub encoder: EncodedBy,
 }
 
 /// What a finished tensor left in the journal.

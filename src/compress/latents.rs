@@ -27,7 +27,7 @@ pub struct Latents {
     pub v: Mat<f64>,
 }
 
-#[derive(Debug, thiserror::Error, PartialEq)]
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
 #[error("the eigenvalue iteration for the latents of a {rows}x{cols} weight did not converge")]
 pub struct SpectrumError {
     pub rows: usize,
@@ -41,19 +41,30 @@ impl Spectrum {
         weighted: MatRef<'_, f64>,
         context: &Context,
     ) -> Result<Self, SpectrumError> {
-        let (m, n) = weight.shape();
-        let error = |_| SpectrumError { rows: m, cols: n };
-        if m <= n {
-            let eigen = (weighted * weight.transpose()).self_adjoint_eigen(Side::Lower).map_err(error)?;
-            let sigma: Vec<f64> = (0..m).rev().map(|k| eigen.S()[k].max(0.0).sqrt()).collect();
-            let left = Mat::from_fn(m, m, |i, k| eigen.U()[(i, m - 1 - k)]);
-            return Ok(Self { left, sigma: floored(sigma) });
+        if weight.nrows() <= weight.ncols() {
+            return Self::wide(weight, weighted);
         }
-        let wl = weight * &context.cholesky;
-        let eigen = (wl.transpose() * &wl).self_adjoint_eigen(Side::Lower).map_err(error)?;
+        Self::tall((weight * &context.cholesky).as_ref())
+    }
+
+    /// From `W H̃ Wᵀ`, for m ≤ n.
+    pub fn wide(weight: MatRef<'_, f64>, weighted: MatRef<'_, f64>) -> Result<Self, SpectrumError> {
+        let (m, cols) = weight.shape();
+        let error = |_| SpectrumError { rows: m, cols };
+        let eigen = (weighted * weight.transpose()).self_adjoint_eigen(Side::Lower).map_err(error)?;
+        let sigma: Vec<f64> = (0..m).rev().map(|k| eigen.S()[k].max(0.0).sqrt()).collect();
+        let left = Mat::from_fn(m, m, |i, k| eigen.U()[(i, m - 1 - k)]);
+        Ok(Self { left, sigma: floored(sigma) })
+    }
+
+    /// From `(W F)ᵀ(W F)` for m > n, with any F for which `H̃ = F·Fᵀ`: `wf` is m x n.
+    pub fn tall(wf: MatRef<'_, f64>) -> Result<Self, SpectrumError> {
+        let (rows, n) = wf.shape();
+        let error = |_| SpectrumError { rows, cols: n };
+        let eigen = (wf.transpose() * wf).self_adjoint_eigen(Side::Lower).map_err(error)?;
         let right = Mat::from_fn(n, n, |j, k| eigen.U()[(j, n - 1 - k)]);
-        let mut left = wl * right;
-        // An eigenvalue is good to ε of the largest, its root only to √ε; the length of `W L v` is good to ε.
+        let mut left = wf * right;
+        // An eigenvalue is good to ε of the largest, its root only to √ε; the length of `W F v` is good to ε.
         let sigma: Vec<f64> = (0..n).map(|k| left.col(k).norm_l2()).collect();
         let least = RANK_TOLERANCE * sigma.iter().copied().fold(0.0, f64::max);
         for (k, s) in sigma.iter().enumerate() {
@@ -64,14 +75,23 @@ impl Spectrum {
         Ok(Self { left, sigma: floored(sigma) })
     }
 
+    /// Left singular vectors, m x min(m, n), descending.
+    pub fn left(&self) -> MatRef<'_, f64> {
+        self.left.as_ref()
+    }
+
+    /// σ^½ and σ^−½ (0 where σ is) of the largest `rank` singular values.
+    pub fn roots(&self, rank: usize) -> Vec<(f64, f64)> {
+        let both = |s: &f64| (s.sqrt(), if *s > 0.0 { 1.0 / s.sqrt() } else { 0.0 });
+        self.sigma[..rank].iter().map(both).collect()
+    }
+
     /// The latents of rank `rank` ≤ min(m, n) of the same weight.
     pub fn latents(&self, weight: MatRef<'_, f64>, rank: usize) -> Latents {
         let left = self.left.subcols(0, rank);
         let mut u = left.to_owned();
         let mut v = weight.transpose() * left;
-        for k in 0..rank {
-            let root = self.sigma[k].sqrt();
-            let inverse = if root > 0.0 { 1.0 / root } else { 0.0 };
+        for (k, (root, inverse)) in self.roots(rank).into_iter().enumerate() {
             u.col_mut(k).iter_mut().for_each(|x| *x *= root);
             v.col_mut(k).iter_mut().for_each(|x| *x *= inverse);
         }

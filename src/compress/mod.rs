@@ -6,9 +6,11 @@
 //! see, [`pipeline`] goes block by block, [`journal`] keeps what is finished, [`output`] writes the folder with its
 //! [`packing`] report, [`verify`] checks one.
 
+pub mod batch;
 pub mod calibration;
 pub mod context;
 pub mod encode;
+pub mod encoder;
 pub mod factors;
 pub mod gauge;
 pub mod gram;
@@ -24,7 +26,9 @@ pub mod recipe;
 pub mod refine;
 pub mod round;
 pub mod scales;
+pub mod schedule;
 pub mod tensor;
 pub mod verify;
 
+pub use encoder::Encoder;
 pub use pipeline::{PackError, PackParams, pack};

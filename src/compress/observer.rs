@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use super::batch::Report;
 use super::journal::Record;
 
 /// What a run reports as it goes; the command line draws it, tests ignore it.
@@ -15,6 +16,8 @@ pub enum Event<'a> {
     Stage { layer: usize, stage: Stage },
     /// A tensor is finished; `took` is `None` where the journal already had it.
     Tensor { name: &'a str, record: &'a Record, took: Option<Duration> },
+    /// Where the time of the device's part of a block went.
+    Encoded { layer: usize, report: &'a Report },
     /// Something the user should know.
     Warning(&'a str),
     /// The result is being written.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::calibration::CalibrationRecord;
+use super::encoder::EncodedBy;
 use super::journal::{Identity, Record};
 use super::plan::Plan;
 use super::recipe::Recipe;
@@ -23,6 +24,8 @@ pub struct Packing {
     pub recipe: Recipe,
     pub plan: Plan,
     pub calibration: Option<CalibrationRecord>,
+    #[serde(default)]
+    pub encoder: EncodedBy,
     pub totals: Totals,
     pub tensors: Vec<TensorEntry>,
     /// SHA-256 of the other files of the folder.
@@ -97,6 +100,7 @@ impl Packing {
             recipe: identity.recipe.clone(),
             plan: identity.plan.clone(),
             calibration: identity.calibration.clone(),
+            encoder: identity.encoder,
             totals: Totals::of(&tensors, stored),
             tensors,
             files: BTreeMap::new(),
@@ -128,6 +132,7 @@ impl Packing {
             recipe: self.recipe.clone(),
             plan: self.plan.clone(),
             calibration: self.calibration.clone(),
+            encoder: self.encoder,
         }
     }
 

@@ -4,16 +4,20 @@ use std::time::Instant;
 use faer::Mat;
 use rayon::prelude::*;
 
+use super::batch::SiteInput;
 use super::calibration::{ActivationError, Calibration, CalibrationParams, advance, capture_grams};
 use super::context::Context;
+use super::encoder::Encoder;
 use super::journal::{Identity, Journal, JournalError, difference};
 use super::observer::{Event, Observer, Stage};
 use super::output::{self, OutputError};
 use super::packing::Packing;
 use super::plan::{Assignment, Plan, PlanError};
 use super::recipe::Recipe;
+use super::schedule::{Done, Wanted, encode_stage};
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
 use crate::blr::Budget;
+use crate::device::Device;
 use crate::model::text::{Text, TextError};
 use crate::model::{
     Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor, Tokenizer,
@@ -25,6 +29,7 @@ pub struct PackParams {
     pub output: PathBuf,
     pub plan: Plan,
     pub recipe: Recipe,
+    pub encoder: Encoder,
     /// Calibration text; a recipe that does not need it packs without, and then reports no error on activations.
     pub text: Option<Text>,
     pub calibration: CalibrationParams,
@@ -91,6 +96,7 @@ pub fn pack(
         recipe: params.recipe,
         plan: params.plan,
         calibration: calibration.as_ref().map(Calibration::record),
+        encoder: params.encoder.name(),
     };
     let journal = Journal::open(&output, &identity, params.resume)?;
     if finished {
@@ -106,6 +112,7 @@ pub fn pack(
     let mut run = Run {
         decoder: Decoder::load(checkpoint)?,
         identity: &identity,
+        encoder: params.encoder,
         assignments,
         calibration,
         journal,
@@ -151,6 +158,7 @@ fn warn_about_few_tokens(widest: usize, calibration: &Calibration, observer: &dy
 struct Run<'a> {
     decoder: Decoder,
     identity: &'a Identity,
+    encoder: Encoder,
     assignments: Vec<[Assignment; 7]>,
     calibration: Option<Calibration>,
     journal: Journal,
@@ -173,9 +181,12 @@ impl Run<'_> {
         for layer in 0..layers {
             let jobs = self.open_jobs(layer)?;
             if !jobs.is_empty() {
-                let inputs = self.inputs(layer, &jobs, &hidden)?;
+                let grams = self.grams(layer, &hidden)?;
                 self.observer.event(Event::Stage { layer, stage: Stage::Encode });
-                jobs.par_iter().try_for_each(|job| self.encode(layer, job, &inputs))?;
+                match &self.encoder {
+                    Encoder::Reference => self.encode_by_reference(layer, &jobs, grams)?,
+                    Encoder::Batch(device) => self.encode_on_device(device, layer, &jobs, grams)?,
+                }
             }
             self.install(layer)?;
             if let Some(calibration) = self.calibration.as_ref().filter(|_| (first..last).contains(&layer)) {
@@ -242,18 +253,20 @@ impl Run<'_> {
         Ok(jobs)
     }
 
-    /// What the encoder needs to know of each input that an open job reads; an error there keeps its layers dense.
-    fn inputs(
+    /// What the inputs of a block look like, in the order of [`Site::ALL`].
+    fn grams(&self, layer: usize, hidden: &[f32]) -> Result<[Option<Grams>; 4], PackError> {
+        let Some(calibration) = &self.calibration else { return Ok([const { None }; 4]) };
+        self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
+        Ok(capture_grams(self.decoder.block(layer), calibration, hidden)?.map(Some))
+    }
+
+    /// All tensors side by side; an input whose Gram cannot be factored keeps its layers dense.
+    fn encode_by_reference(
         &self,
         layer: usize,
         jobs: &[Job],
-        hidden: &[f32],
-    ) -> Result<[Option<Result<Input, String>>; 4], PackError> {
-        let mut grams: [Option<Grams>; 4] = [const { None }; 4];
-        if let Some(calibration) = &self.calibration {
-            self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
-            grams = capture_grams(self.decoder.block(layer), calibration, hidden)?.map(Some);
-        }
+        grams: [Option<Grams>; 4],
+    ) -> Result<(), PackError> {
         let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
         let inputs: Vec<_> = sites
             .into_par_iter()
@@ -263,8 +276,17 @@ impl Run<'_> {
                 Some(self.input(grams, width))
             })
             .collect();
-        let mut inputs = inputs.into_iter();
-        Ok(Site::ALL.map(|_| inputs.next().flatten()))
+        jobs.par_iter().try_for_each(|job| {
+            let began = Instant::now();
+            let outcome = match &inputs[job.name.site() as usize] {
+                Some(Ok(input)) => {
+                    encode_tensor(self.weight(layer, job.name)?, input, job.budget, &self.identity.recipe)
+                }
+                Some(Err(reason)) => Outcome::Dense(reason.clone()),
+                None => Outcome::Dense("its input was not calibrated".into()),
+            };
+            self.keep(layer, job.name, outcome, began)
+        })
     }
 
     fn input(&self, grams: Option<Grams>, width: usize) -> Result<Input, String> {
@@ -278,34 +300,98 @@ impl Run<'_> {
         Ok(Input { context, grams })
     }
 
-    fn encode(
+    /// As many tensors at once as the device has room for. What it cannot do is done again by the reference, and the
+    /// record says so.
+    fn encode_on_device(
+        &self,
+        device: &Device,
+        layer: usize,
+        jobs: &[Job],
+        mut grams: [Option<Grams>; 4],
+    ) -> Result<(), PackError> {
+        let recipe = &self.identity.recipe;
+        let began = Instant::now();
+        let weights: Vec<(Vec<f32>, usize)> = jobs
+            .iter()
+            .map(|job| self.dense(layer, job.name).map(|t| (t.to_f32(), t.rows())))
+            .collect::<Result<_, _>>()?;
+        let wanted: Vec<Wanted<'_>> = (jobs.iter().zip(&weights))
+            .map(|(job, (weight, rows))| {
+                let name = job.name.prefix(layer);
+                Wanted { name, weight, rows: *rows, site: job.name.site() as usize, budget: job.budget }
+            })
+            .collect();
+        let sites = Site::ALL.map(|site| SiteInput {
+            width: self.decoder.linear(layer, site.linears()[0]).in_features(),
+            grams: grams[site as usize].as_ref(),
+            damping: recipe.needs_text().then_some(recipe.damping),
+        });
+        let mut retries = Vec::new();
+        let mut kept = Ok(());
+        let report = encode_stage(device, recipe, &sites, &wanted, |k, done| {
+            let outcome = match done {
+                Done::Packed(packed) => Outcome::Packed(packed),
+                Done::Dense(reason) => Outcome::Dense(reason),
+                Done::Retry(reason) => return retries.push((k, reason)),
+            };
+            if kept.is_ok() {
+                kept = self.keep(layer, jobs[k].name, outcome, began);
+            }
+        });
+        kept?;
+        self.observer.event(Event::Encoded { layer, report: &report });
+        let mut inputs: [Option<Result<Input, String>>; 4] = [const { None }; 4];
+        for (k, reason) in retries {
+            let (job, site) = (&jobs[k], jobs[k].name.site() as usize);
+            let width = wanted[k].weight.len() / wanted[k].rows;
+            let input = inputs[site].get_or_insert_with(|| self.input(grams[site].take(), width));
+            let outcome = match input {
+                Ok(input) => match encode_tensor(self.weight(layer, job.name)?, input, job.budget, recipe) {
+                    Outcome::Packed(mut packed) => {
+                        packed.quality.retried = Some(reason);
+                        Outcome::Packed(packed)
+                    }
+                    dense => dense,
+                },
+                Err(reason) => Outcome::Dense(reason.clone()),
+            };
+            self.keep(layer, job.name, outcome, began)?;
+        }
+        Ok(())
+    }
+
+    fn keep(
         &self,
         layer: usize,
-        job: &Job,
-        inputs: &[Option<Result<Input, String>>; 4],
+        name: LinearName,
+        outcome: Outcome,
+        began: Instant,
     ) -> Result<(), PackError> {
-        let began = Instant::now();
-        let name = job.name.prefix(layer);
-        let record = match &inputs[job.name.site() as usize] {
-            Some(Ok(input)) => {
-                let Linear::Dense(tensor) = self.decoder.linear(layer, job.name) else {
-                    return Err(PackError::AlreadyPacked {
-                        path: self.journal.folder().into(),
-                        tensor: name,
-                    });
-                };
-                match encode_tensor(read_weight(tensor), input, job.budget, &self.identity.recipe) {
-                    Outcome::Packed(packed) => {
-                        self.journal.write_packed(&name, &packed.payload, packed.quality)?
-                    }
-                    Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
-                }
-            }
-            Some(Err(reason)) => self.journal.write_dense(&name, reason.clone())?,
-            None => self.journal.write_dense(&name, "its input was not calibrated".into())?,
+        let name = name.prefix(layer);
+        let record = match outcome {
+            Outcome::Packed(packed) => self.journal.write_packed(&name, &packed.payload, packed.quality)?,
+            Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
         };
         self.observer.event(Event::Tensor { name: &name, record: &record, took: Some(began.elapsed()) });
         Ok(())
+    }
+
+    /// The stored weight of a layer that is not packed yet.
+    fn dense(&self, layer: usize, name: LinearName) -> Result<&Tensor, PackError> {
+        match self.decoder.linear(layer, name) {
+            Linear::Dense(tensor) => Ok(tensor),
+            Linear::Packed { .. } => Err(PackError::AlreadyPacked {
+                path: self.journal.folder().into(),
+                tensor: name.prefix(layer),
+            }),
+        }
+    }
+
+    /// The weight in f64, out x in.
+    fn weight(&self, layer: usize, name: LinearName) -> Result<Mat<f64>, PackError> {
+        let tensor = self.dense(layer, name)?;
+        let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
+        Ok(Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j])))
     }
 
     /// Puts the packed tensors of a block in the place of the dense ones.
@@ -318,10 +404,4 @@ impl Run<'_> {
         }
         Ok(())
     }
-}
-
-/// The weight in f64, out x in.
-fn read_weight(tensor: &Tensor) -> Mat<f64> {
-    let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
-    Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j]))
 }

@@ -3,6 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use super::context::Context;
 use super::encode::{Fit, fit_paths};
+use super::encoder::EncodedBy;
 use super::latents::Spectrum;
 use super::metric::{Judge, Problem};
 use super::recipe::{PathChoice, Recipe};
@@ -38,6 +39,11 @@ pub struct Packed {
 /// What a packed tensor asked for, got and cost. Relative errors are of the stored, rounded tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quality {
+    #[serde(default)]
+    pub encoded_by: EncodedBy,
+    /// Why the device that was to encode it could not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retried: Option<String>,
     pub paths: usize,
     pub rank: usize,
     /// Bits per weight: asked for (the K/V factor not applied), and delivered.
@@ -116,6 +122,8 @@ fn finish(chosen: Candidate, problem: &Problem<'_>, input: &Input, budget: Budge
         |gram: MatRef<'_, f64>| Judge::new(problem.weight.as_ref(), gram).relative_error(stored.as_ref());
     let weight_rel = (&problem.weight - &stored).norm_l2() / problem.weight.norm_l2();
     let quality = Quality {
+        encoded_by: EncodedBy::F64Host,
+        retried: None,
         paths: fit.paths.len(),
         rank: rank.rank,
         requested_bits: budget.bits,

@@ -9,6 +9,11 @@ pub enum DeviceError {
     DriverTooOld { found: String, needed: String },
     #[error("the CUDA driver is installed but reports no card; check nvidia-smi and CUDA_VISIBLE_DEVICES")]
     NoCard,
+    #[error(
+        "no {wanted} was found through Vulkan, Metal or DX12 (there: {found}): install the card's driver and, on \
+         Linux, the Vulkan loader libvulkan.so.1 (or name its folder in LD_LIBRARY_PATH), or run with --device host"
+    )]
+    NoAdapter { wanted: String, found: String },
     #[error("{call} failed: {code} ({text})")]
     Call { call: &'static str, code: String, text: String },
     #[error(
@@ -17,6 +22,8 @@ pub enum DeviceError {
     Lost { call: &'static str, code: String, text: String },
     #[error("kernel {kernel} does not compile for sm_{arch}:\n{log}")]
     Compile { kernel: String, arch: u32, log: String },
+    #[error("kernel {kernel} does not compile for {adapter}:\n{log}")]
+    Shader { kernel: &'static str, adapter: String, log: String },
     #[error(
         "{what} needs {needed_mib} MiB on the device, {free_mib} MiB are free: use a smaller system or another device"
     )]

@@ -3,6 +3,8 @@ use std::str::FromStr;
 use super::DeviceError;
 #[cfg(feature = "cuda")]
 use super::cuda::Cuda;
+#[cfg(feature = "wgpu")]
+use super::wgpu::{Adapters, Wgpu};
 
 /// Which device the whole program runs on. A named device is required: it never falls back to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub enum Device {
     Host,
     #[cfg(feature = "cuda")]
     Cuda(Cuda),
+    #[cfg(feature = "wgpu")]
+    Wgpu(Wgpu),
 }
 
 /// A device and the reason why it was taken, for `auto` to be shown once.
@@ -32,7 +36,8 @@ pub struct Selection {
 
 /// Opens the device that a policy names.
 ///
-/// `auto` takes a CUDA card where one works and the host otherwise, and says which and why in [`Selection::reason`].
+/// `auto` takes a CUDA card where one works, else a card that wgpu reaches, else the host, and says which and why in
+/// [`Selection::reason`]. A software adapter of wgpu is only taken where wgpu is named.
 /// Errors: a named device that is missing, with what is missing.
 pub fn select(policy: DevicePolicy) -> Result<Selection, DeviceError> {
     match policy {
@@ -42,14 +47,31 @@ pub fn select(policy: DevicePolicy) -> Result<Selection, DeviceError> {
             let reason = format!("cuda was asked for: {}", device.name());
             Ok(Selection { device, reason })
         }
-        DevicePolicy::Wgpu => Err(DeviceError::NotBuilt { policy: "wgpu", hint: "use auto, host or cuda" }),
-        DevicePolicy::Auto => Ok(match open_cuda() {
-            Ok(device) => {
-                let reason = format!("auto took cuda: {} works", device.name());
-                Selection { device, reason }
-            }
-            Err(error) => Selection { device: Device::Host, reason: format!("auto took the host: {error}") },
-        }),
+        DevicePolicy::Wgpu => {
+            let device = open_wgpu(Adapters::Any)?;
+            let reason = format!("wgpu was asked for: {}", device.name());
+            Ok(Selection { device, reason })
+        }
+        DevicePolicy::Auto => Ok(fastest()),
+    }
+}
+
+fn fastest() -> Selection {
+    let cuda = match open_cuda() {
+        Ok(device) => {
+            let reason = format!("auto took cuda: {} works", device.name());
+            return Selection { device, reason };
+        }
+        Err(error) => error,
+    };
+    match open_wgpu(Adapters::Hardware) {
+        Ok(device) => {
+            let reason = format!("auto took wgpu: {} works; {cuda}", device.name());
+            Selection { device, reason }
+        }
+        Err(error) => {
+            Selection { device: Device::Host, reason: format!("auto took the host: {cuda}; {error}") }
+        }
     }
 }
 
@@ -59,6 +81,8 @@ impl Device {
             Device::Host => format!("host, {} threads", rayon::current_num_threads()),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda.name().to_owned(),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(wgpu) => format!("{} ({})", wgpu.name(), wgpu.driver()),
         }
     }
 }
@@ -71,6 +95,23 @@ fn open_cuda() -> Result<Device, DeviceError> {
 #[cfg(not(feature = "cuda"))]
 fn open_cuda() -> Result<Device, DeviceError> {
     Err(DeviceError::NotBuilt { policy: "cuda", hint: "build with the feature cuda" })
+}
+
+#[cfg(feature = "wgpu")]
+fn open_wgpu(adapters: Adapters) -> Result<Device, DeviceError> {
+    Wgpu::open(adapters).map(Device::Wgpu)
+}
+
+/// What [`open_wgpu`] takes where it is not built.
+#[cfg(not(feature = "wgpu"))]
+enum Adapters {
+    Hardware,
+    Any,
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn open_wgpu(_: Adapters) -> Result<Device, DeviceError> {
+    Err(DeviceError::NotBuilt { policy: "wgpu", hint: "build with the feature wgpu" })
 }
 
 impl FromStr for DevicePolicy {
@@ -106,10 +147,11 @@ mod tests {
 
     #[test]
     fn a_named_device_never_falls_back() {
-        assert!(matches!(select(DevicePolicy::Wgpu), Err(DeviceError::NotBuilt { policy: "wgpu", .. })));
-        match select(DevicePolicy::Cuda) {
-            Ok(selection) => assert!(!matches!(selection.device, Device::Host)),
-            Err(error) => assert!(!error.to_string().is_empty()),
+        for policy in [DevicePolicy::Cuda, DevicePolicy::Wgpu] {
+            match select(policy) {
+                Ok(selection) => assert!(!matches!(selection.device, Device::Host)),
+                Err(error) => assert!(!error.to_string().is_empty()),
+            }
         }
     }
 }

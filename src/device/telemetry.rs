@@ -1,4 +1,4 @@
-use std::ops::{AddAssign, Sub};
+use std::ops::{Add, AddAssign, Sub};
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
@@ -25,12 +25,7 @@ pub struct Telemetry {
 
 impl AddAssign for Telemetry {
     fn add_assign(&mut self, other: Self) {
-        self.bytes_up += other.bytes_up;
-        self.bytes_down += other.bytes_down;
-        self.launches += other.launches;
-        self.factorisations += other.factorisations;
-        self.handles += other.handles;
-        self.contexts += other.contexts;
+        *self = *self + other;
     }
 }
 
@@ -46,6 +41,21 @@ impl Sub for Telemetry {
             factorisations: self.factorisations - earlier.factorisations,
             handles: self.handles - earlier.handles,
             contexts: self.contexts - earlier.contexts,
+        }
+    }
+}
+
+impl Add for Telemetry {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes_up: self.bytes_up + other.bytes_up,
+            bytes_down: self.bytes_down + other.bytes_down,
+            launches: self.launches + other.launches,
+            factorisations: self.factorisations + other.factorisations,
+            handles: self.handles + other.handles,
+            contexts: self.contexts + other.contexts,
         }
     }
 }

@@ -8,5 +8,5 @@ pub const LARGEST_DIM: usize = 3;
 /// The kernel `solve_batch` for row blocks of exactly `dim` unknowns.
 pub fn source(dim: usize) -> Source {
     let constants = vec![("ROW_DIM", dim as i64)];
-    Source { name: "arrow_batch", text: include_str!("arrow_batch.cu"), constants }
+    Source { name: "arrow_batch", prelude: "", text: include_str!("arrow_batch.cu"), constants }
 }

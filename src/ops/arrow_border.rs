@@ -18,5 +18,5 @@ pub fn root_tile(basis: usize) -> (usize, usize) {
 /// The kernels `root_solve`, `root_divide`, `diagonal_product`, `row_product`, `expand_coupling`, `block_scale`,
 /// `rows_from_parts`, `parts_from_rows`.
 pub fn source() -> Source {
-    Source { name: "arrow_border", text: include_str!("arrow_border.cu"), constants: Vec::new() }
+    Source { name: "arrow_border", prelude: "", text: include_str!("arrow_border.cu"), constants: Vec::new() }
 }

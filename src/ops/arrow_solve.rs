@@ -11,5 +11,5 @@ pub const CHUNK_ROWS: usize = 256;
 /// `dim` unknowns.
 pub fn source(dim: usize) -> Source {
     let constants = vec![("ROW_DIM", dim as i64), ("TILE", TILE as i64), ("CHUNK_ROWS", CHUNK_ROWS as i64)];
-    Source { name: "arrow_solve", text: include_str!("arrow_solve.cu"), constants }
+    Source { name: "arrow_solve", prelude: "", text: include_str!("arrow_solve.cu"), constants }
 }

@@ -1,13 +1,14 @@
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, MatMut, MatRef, Par};
 
-use super::row_flips::{FLIP_TOLERANCE, column, column_mut};
+use super::real::Real;
+use super::row_flips::{FLIP_TOLERANCE, column, column_mut, column_of};
 
 /// Columns between two products that carry the error to all later columns.
-const BLOCK: usize = 128;
+pub const BLOCK: usize = 128;
 
 /// Rounds of flips and scale fits for one column at most.
-const MAX_ROUNDS: usize = 3;
+pub(super) const MAX_ROUNDS: usize = 3;
 
 /// Relative change of a column's scale at which its rounds end.
 const SCALE_TOLERANCE: f64 = 1e-9;
@@ -57,9 +58,11 @@ pub fn column_search(
                 s: column_mut(signs, j),
                 ks: column_mut(&mut ks, j),
                 b: b.as_ref().col(j).try_as_col_major().expect("columns of B are contiguous").as_slice(),
-                k: problem.k,
+                k: |k| column_of(problem.k, k),
                 diagonal: &diagonal,
                 delta: &mut delta,
+                tolerance: FLIP_TOLERANCE,
+                scale_tolerance: SCALE_TOLERANCE,
             };
             let (g, flipped) = arch.dispatch(|| column_state.search());
             scales[j] = g;
@@ -90,18 +93,21 @@ fn feed_on(mut b: MatMut<'_, f64>, error: &mut [f64], g: f64, ks: &[f64], feedba
     }
 }
 
-struct ColumnState<'a> {
-    s: &'a mut [f64],
-    ks: &'a mut [f64],
-    b: &'a [f64],
-    k: MatRef<'a, f64>,
-    diagonal: &'a [f64],
-    delta: &'a mut [f64],
+pub(super) struct ColumnState<'a, T, K> {
+    pub s: &'a mut [T],
+    pub ks: &'a mut [T],
+    pub b: &'a [T],
+    /// Row k of K.
+    pub k: K,
+    pub diagonal: &'a [T],
+    pub delta: &'a mut [T],
+    pub tolerance: T,
+    pub scale_tolerance: T,
 }
 
-impl ColumnState<'_> {
+impl<'a, T: Real + 'a, K: Fn(usize) -> &'a [T]> ColumnState<'_, T, K> {
     #[inline(always)]
-    fn search(&mut self) -> (f64, usize) {
+    pub fn search(&mut self) -> (T, usize) {
         let mut flips = 0;
         let mut g = self.fit_scale();
         for _ in 0..MAX_ROUNDS {
@@ -112,7 +118,7 @@ impl ColumnState<'_> {
                 flips += 1;
             }
             let fitted = self.fit_scale();
-            let settled = (fitted - g).abs() <= SCALE_TOLERANCE * g.abs();
+            let settled = (fitted - g).abs() <= self.scale_tolerance * g.abs();
             g = fitted;
             if flips == before || settled {
                 break;
@@ -123,10 +129,10 @@ impl ColumnState<'_> {
 
     /// `g = b·s/(sᵀKs)`; a negative g is made positive by negating s. A column that Λ does not see gets g = 0.
     #[inline(always)]
-    fn fit_scale(&mut self) -> f64 {
+    fn fit_scale(&mut self) -> T {
         let energy = dot(self.s, self.ks);
-        let g = if energy > 0.0 { dot(self.b, self.s) / energy } else { 0.0 };
-        if g < 0.0 {
+        let g = if energy > T::ZERO { dot(self.b, self.s) / energy } else { T::ZERO };
+        if g < T::ZERO {
             self.s.iter_mut().for_each(|s| *s = -*s);
             self.ks.iter_mut().for_each(|ks| *ks = -*ks);
         }
@@ -134,8 +140,8 @@ impl ColumnState<'_> {
     }
 
     #[inline(always)]
-    fn best_flip(&mut self, g: f64) -> Option<usize> {
-        let (four_g, g2) = (4.0 * g, g * g);
+    fn best_flip(&mut self, g: T) -> Option<usize> {
+        let (four_g, g2) = (T::of(4.0) * g, g * g);
         let (s, ks, b, diagonal) = (&*self.s, &*self.ks, self.b, self.diagonal);
         for (k, delta) in self.delta.iter_mut().enumerate() {
             *delta = four_g * s[k] * (b[k] - g * (ks[k] - diagonal[k] * s[k]));
@@ -146,35 +152,30 @@ impl ColumnState<'_> {
                 best = k;
             }
         }
-        (self.delta[best] < -FLIP_TOLERANCE * g2 * diagonal[best]).then_some(best)
+        (self.delta[best] < -self.tolerance * g2 * diagonal[best]).then_some(best)
     }
 
     #[inline(always)]
     fn flip(&mut self, k: usize) {
         self.s[k] = -self.s[k];
-        let step = 2.0 * self.s[k];
-        let column = column_of(self.k, k);
-        self.ks.iter_mut().zip(column).for_each(|(ks, k)| *ks += step * k);
+        let step = self.s[k] + self.s[k];
+        let row = (self.k)(k);
+        self.ks.iter_mut().zip(row).for_each(|(ks, k)| *ks += step * *k);
     }
-}
-
-#[inline(always)]
-fn column_of(a: MatRef<'_, f64>, j: usize) -> &[f64] {
-    a.col(j).try_as_col_major().expect("columns of an owned matrix are contiguous").as_slice()
 }
 
 /// Sum in eight fixed lanes: the same result whatever the vector width.
 #[inline(always)]
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let (a8, a_rest) = a.as_chunks::<8>();
     let (b8, b_rest) = b.as_chunks::<8>();
-    let mut lanes = [0.0; 8];
+    let mut lanes = [T::ZERO; 8];
     for (a, b) in a8.iter().zip(b8) {
         for k in 0..8 {
             lanes[k] += a[k] * b[k];
         }
     }
-    lanes.iter().sum::<f64>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f64>()
+    lanes.iter().copied().sum::<T>() + a_rest.iter().zip(b_rest).map(|(a, b)| *a * *b).sum::<T>()
 }
 
 #[cfg(test)]

@@ -4,6 +4,20 @@
 //! [`log_softmax`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
 //! The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
+/// A [`Program`](crate::device::arena::Program): stem, function, threads, constants.
+macro_rules! program {
+    ($stem:literal, $entry:literal, $threads:literal, $constants:expr) => {
+        Program {
+            name: $stem,
+            entry: $entry,
+            threads: $threads,
+            constants: &$constants,
+            cuda: include_str!(concat!($stem, ".cu")),
+            wgsl: include_str!(concat!($stem, ".wgsl")),
+        }
+    };
+}
+
 #[cfg(feature = "cuda")]
 pub mod arrow_batch;
 #[cfg(feature = "cuda")]
@@ -13,22 +27,33 @@ pub mod arrow_solve;
 pub mod attention;
 pub mod cholesky;
 pub mod column_search;
+pub mod column_search_batch;
 pub mod dense_matvec;
+pub mod dots;
 pub mod dtype;
 pub mod exp;
+pub mod gather;
+pub mod gauge_rows;
+pub mod gemm;
 pub mod log_softmax;
 pub mod matmul;
 pub mod matvec;
+pub mod pair_solve;
 pub mod polar;
+pub mod polar_batch;
 #[cfg(feature = "cuda")]
 pub mod quadratic_try;
 pub mod rank_one;
+pub mod rank_one_batch;
+pub mod real;
 pub mod rms_norm;
 pub mod rope;
 #[cfg(feature = "cuda")]
 pub mod row_factor;
 pub mod row_flips;
+pub mod scale;
 pub mod sign_matvec;
+pub mod spd_factor;
 #[cfg(feature = "cuda")]
 pub mod spd_inverse;
 pub mod spd_solve;
@@ -45,5 +70,31 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
     let rows = [1, 2, 3, 16].into_iter().flat_map(|dim| [row_factor::source(dim), arrow_solve::source(dim)]);
     let batches = (1..=arrow_batch::LARGEST_DIM).map(arrow_batch::source);
     let others = [spd_inverse::source(spd_inverse::LEAF), arrow_border::source(), quadratic_try::source()];
-    rows.chain(batches).chain(others).collect()
+    let encoder = programs().into_iter().map(|program| program.source());
+    rows.chain(batches).chain(others).chain(encoder).collect()
+}
+
+/// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.
+pub fn programs() -> Vec<&'static crate::device::arena::Program> {
+    vec![
+        &column_search_batch::COLUMN_SEARCH,
+        &dots::ROW_DOTS,
+        &dots::COL_DOTS,
+        &dots::INNER,
+        &gather::GATHER,
+        &gauge_rows::GAUGE_ROWS,
+        &gemm::GEMM,
+        &pair_solve::PAIR_SOLVE,
+        &polar_batch::POLAR_SCALE,
+        &polar_batch::POLAR_CHECK,
+        &rank_one_batch::RANK_ONE,
+        &row_flips::ROW_FLIPS,
+        &scale::SCALE,
+        &spd_factor::SCALE,
+        &spd_factor::EQUILIBRATE,
+        &spd_factor::FACTOR_PANEL,
+        &spd_factor::GATHER,
+        &spd_factor::SOLVE,
+        &spd_factor::LEAF,
+    ]
 }

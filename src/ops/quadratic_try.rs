@@ -12,5 +12,5 @@ pub const SCALARS: usize = 9;
 /// The kernels `take_step`, `survey`.
 pub fn source() -> Source {
     let constants = vec![("THREADS", THREADS as i64)];
-    Source { name: "quadratic_try", text: include_str!("quadratic_try.cu"), constants }
+    Source { name: "quadratic_try", prelude: "", text: include_str!("quadratic_try.cu"), constants }
 }

@@ -3,7 +3,7 @@ use faer::MatRef;
 /// Relative change of the factors at which the power iteration stops.
 const TOLERANCE: f64 = 1e-12;
 /// Steps after which it stops in any case.
-const MAX_STEPS: usize = 200;
+pub(super) const MAX_STEPS: usize = 200;
 
 /// Best non-negative rank-one fit `|A| ≈ x λᵀ`, by power iteration from the constant vector.
 ///

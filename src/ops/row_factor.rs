@@ -8,5 +8,5 @@ use crate::device::cuda::Source;
 /// The kernels `factor_rows`, `couple_rows`, `forward_rows`, `backward_rows` for blocks of at most `dim` unknowns.
 pub fn source(dim: usize) -> Source {
     let constants = vec![("ROW_DIM", dim as i64)];
-    Source { name: "row_factor", text: include_str!("row_factor.cu"), constants }
+    Source { name: "row_factor", prelude: "", text: include_str!("row_factor.cu"), constants }
 }

@@ -48,7 +48,7 @@ pub fn source(leaf: usize) -> Source {
     let sizes = [("LEAF", leaf as i64), ("TILE", TILE as i64)];
     let forms = [("DENSE", 0), ("IDENTITY", 1), ("DIAGONAL", 2), ("KRONECKER", 3)];
     let constants = sizes.into_iter().chain(forms).collect();
-    Source { name: "spd_inverse", text: include_str!("spd_inverse.cu"), constants }
+    Source { name: "spd_inverse", prelude: "", text: include_str!("spd_inverse.cu"), constants }
 }
 
 /// Tiles of a matrix of order `p` in half storage.

@@ -76,13 +76,27 @@ impl<T: Pod> Buffer<T> {
     /// # Safety
     /// `values` stays alive and unchanged until the stream was waited for, also after an error.
     pub unsafe fn queue_upload(&self, stream: &Stream, values: &[T]) -> Result<(), DeviceError> {
-        self.fits(values.len())?;
+        // SAFETY: the caller's promise, handed on.
+        unsafe { self.queue_upload_at(stream, 0, values) }
+    }
+
+    /// The same, to the elements from `at` on.
+    ///
+    /// # Safety
+    /// As for [`Self::queue_upload`].
+    pub unsafe fn queue_upload_at(
+        &self,
+        stream: &Stream,
+        at: usize,
+        values: &[T],
+    ) -> Result<(), DeviceError> {
+        self.fits(at + values.len())?;
         stream.cuda().bind()?;
         let bytes = size_of_val(values);
         stream.count(Telemetry { bytes_up: bytes as u64, ..Telemetry::default() });
         // SAFETY: `values` covers these bytes and so does the buffer; the caller keeps `values`.
         check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(self.pointer, values.as_ptr().cast(), bytes, stream.raw())
+            sys::cuMemcpyHtoDAsync_v2(self.at(at), values.as_ptr().cast(), bytes, stream.raw())
         })
     }
 
@@ -91,11 +105,18 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// More values than the buffer holds; whatever the device says.
     pub fn download(&self, stream: &Stream, values: &mut [T]) -> Result<(), DeviceError> {
-        self.fits(values.len())?;
-        stream.cuda().bind()?;
+        self.download_at(stream, 0, values)
+    }
+
+    /// The same, from the elements from `at` on.
+    ///
+    /// # Errors
+    /// As for [`Self::download`].
+    pub fn download_at(&self, stream: &Stream, at: usize, values: &mut [T]) -> Result<(), DeviceError> {
+        self.fits(at + values.len())?;
         let target = values.as_mut_ptr().cast();
         // SAFETY: `values` covers these bytes, and the copy is waited for before the borrow ends.
-        let queued = unsafe { self.queue_copy_down(stream, target, values.len()) };
+        let queued = unsafe { self.queue_copy_down(stream, at, target, values.len()) };
         let waited = stream.wait();
         queued.and(waited)
     }
@@ -120,7 +141,7 @@ impl<T: Pod> Buffer<T> {
             return Err(DeviceError::Length { what: "a copy to pinned memory", got: len, expected: room });
         }
         // SAFETY: both cover these elements; the caller leaves the pinned ones alone.
-        unsafe { self.queue_copy_down(stream, target.pointer.add(at).cast(), len) }
+        unsafe { self.queue_copy_down(stream, 0, target.pointer.add(at).cast(), len) }
     }
 
     /// Queues a copy of the first `len` elements to an address on the device or in pinned memory.
@@ -144,6 +165,7 @@ impl<T: Pod> Buffer<T> {
     unsafe fn queue_copy_down(
         &self,
         stream: &Stream,
+        at: usize,
         target: *mut std::ffi::c_void,
         len: usize,
     ) -> Result<(), DeviceError> {
@@ -152,7 +174,7 @@ impl<T: Pod> Buffer<T> {
         stream.count(Telemetry { bytes_down: bytes as u64, ..Telemetry::default() });
         // SAFETY: the buffer covers these bytes; the caller vouches for the target.
         check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(target, self.pointer, bytes, stream.raw())
+            sys::cuMemcpyDtoHAsync_v2(target, self.at(at), bytes, stream.raw())
         })
     }
 

@@ -10,10 +10,12 @@ use sha2::{Digest, Sha256};
 use super::{Cuda, Stream, check, library};
 use crate::device::{DeviceError, Telemetry, write_durably};
 
-/// The text of a `.cu` file and the constants that stand before it: declared once, in Rust.
+/// The text of a `.cu` file and what stands before it: constants, declared once, in Rust, and a prelude that several
+/// files share.
 #[derive(Clone, Debug)]
 pub struct Source {
     pub name: &'static str,
+    pub prelude: &'static str,
     pub text: &'static str,
     pub constants: Vec<(&'static str, i64)>,
 }
@@ -26,7 +28,7 @@ impl Source {
             // Writing to a string cannot fail.
             let _ = writeln!(program, "constexpr int {name} = {value};");
         }
-        program + self.text
+        program + self.prelude + self.text
     }
 }
 

@@ -130,6 +130,13 @@ impl Event {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
     }
 
+    /// Waits until it was passed; not at all where it was never recorded.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        self.cuda.bind()?;
+        // SAFETY: the event is alive.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+
     /// Milliseconds of device time from `earlier` to this event; waits for this one.
     pub fn milliseconds_since(&self, earlier: &Event) -> Result<f32, DeviceError> {
         self.cuda.bind()?;

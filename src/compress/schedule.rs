@@ -1,0 +1,226 @@
+//! All tensors of a stage on one device: side by side as far as its memory goes, largest first.
+
+use super::batch::{Candidate, CandidateError, Report, SiteInput, Task, encode_batch, predict};
+use super::encoder::EncodedBy;
+use super::recipe::{PathChoice, Recipe};
+use super::tensor::{Packed, Quality};
+use crate::blr::rank::{Budget, Rank, rank_for};
+use crate::device::arena::Arena;
+use crate::device::{Device, DeviceError};
+
+/// A tensor to be encoded.
+pub struct Wanted<'a> {
+    /// For messages
+    pub name: String,
+    /// W, row-major
+    pub weight: &'a [f32],
+    pub rows: usize,
+    /// Which of the stage's inputs it reads
+    pub site: usize,
+    pub budget: Budget,
+}
+
+/// What became of a tensor on the device.
+pub enum Done {
+    Packed(Box<Packed>),
+    /// It stays as it was, and why.
+    Dense(String),
+    /// The device could not do it, and why: the reference has to.
+    Retry(String),
+}
+
+/// One form of one tensor: which, in how many paths, of which rank.
+#[derive(Clone, Copy)]
+struct Unit {
+    tensor: usize,
+    paths: usize,
+    rank: Rank,
+}
+
+/// Encodes all tensors of a stage and calls `done` once for each, in their order within each batch.
+///
+/// As many as the device has room for go side by side; what becomes of one does not depend on that. A device that fails
+/// gives its tensors back ([`Done::Retry`]).
+pub fn encode_stage(
+    device: &Device,
+    recipe: &Recipe,
+    sites: &[SiteInput<'_>],
+    wanted: &[Wanted<'_>],
+    mut done: impl FnMut(usize, Done),
+) -> Report {
+    let mut report = Report::default();
+    // What is known of each tensor's forms; nothing once it is done.
+    let mut open: Vec<Option<Vec<Formed>>> = wanted.iter().map(|_| Some(Vec::new())).collect();
+    let mut units = Vec::new();
+    for (tensor, want) in wanted.iter().enumerate() {
+        match candidates(want, recipe, sites) {
+            Some(forms) => units.extend(forms.into_iter().map(|(paths, rank)| Unit { tensor, paths, rank })),
+            None => done(tensor, Done::Dense(too_small(want, sites))),
+        }
+    }
+    let forms = |tensor: usize| units.iter().filter(|unit| unit.tensor == tensor).count();
+    let limit = Arena::largest(device);
+    let batches = batches(&units, wanted, sites, *limit.as_ref().unwrap_or(&usize::MAX));
+    for batch in batches {
+        let ran = limit.clone().and_then(|_| run(device, recipe, sites, wanted, &batch));
+        match ran {
+            Ok((results, batch_report)) => {
+                report.add(&batch_report);
+                for (unit, result) in batch.into_iter().zip(results) {
+                    let Some(formed) = &mut open[unit.tensor] else { continue };
+                    formed.push((unit, result));
+                    if formed.len() == forms(unit.tensor) {
+                        let formed = open[unit.tensor].take().unwrap_or_default();
+                        done(unit.tensor, choose(device, formed, &wanted[unit.tensor], sites));
+                    }
+                }
+            }
+            Err(error) => {
+                for unit in batch {
+                    if open[unit.tensor].take().is_some() {
+                        done(unit.tensor, Done::Retry(error.to_string()));
+                    }
+                }
+            }
+        }
+    }
+    report
+}
+
+type Formed = (Unit, Result<Candidate, CandidateError>);
+
+/// Refuses a tensor that the device has no room for even alone, with the figure.
+pub fn check_fits(
+    device: &Device,
+    recipe: &Recipe,
+    want: &Wanted<'_>,
+    width: usize,
+) -> Result<(), DeviceError> {
+    let sites = [SiteInput { width, grams: None, damping: None }];
+    let limit = Arena::largest(device)?;
+    for (paths, rank) in candidates(want, recipe, &sites).into_iter().flatten() {
+        let task =
+            Task { weight: want.weight, rows: want.rows, site: 0, candidates: vec![(paths, rank.rank)] };
+        let numbers = predict(&sites, &[task]);
+        if numbers > limit {
+            let bytes = |numbers: usize| 4 * numbers as u64;
+            return Err(DeviceError::memory(want.name.clone(), bytes(numbers), bytes(limit)));
+        }
+    }
+    Ok(())
+}
+
+fn candidates(want: &Wanted<'_>, recipe: &Recipe, sites: &[SiteInput<'_>]) -> Option<Vec<(usize, Rank)>> {
+    let paths: &[usize] = match recipe.paths {
+        PathChoice::One => &[1],
+        PathChoice::Two => &[2],
+        PathChoice::Auto => &[1, 2],
+    };
+    let width = sites[want.site].width;
+    paths.iter().map(|p| Some((*p, rank_for(want.rows, width, *p, want.budget)?))).collect()
+}
+
+fn too_small(want: &Wanted<'_>, sites: &[SiteInput<'_>]) -> String {
+    format!("a side of {}x{} is below 8, the smallest rank", want.rows, sites[want.site].width)
+}
+
+/// Cuts the units, in their order, into batches that fit; one that does not fit alone is a batch of its own, and the
+/// device will say so.
+fn batches(units: &[Unit], wanted: &[Wanted<'_>], sites: &[SiteInput<'_>], limit: usize) -> Vec<Vec<Unit>> {
+    let mut batches: Vec<Vec<Unit>> = Vec::new();
+    for unit in units {
+        if let Some(last) = batches.last_mut() {
+            last.push(*unit);
+            let (inputs, tasks, _) = layout(last, wanted, sites);
+            if predict(&inputs, &tasks) <= limit {
+                continue;
+            }
+            last.pop();
+        }
+        batches.push(vec![*unit]);
+    }
+    batches
+}
+
+/// The inputs and tasks of a batch, and for each unit its task and its place among that task's candidates.
+fn layout<'a>(
+    batch: &[Unit],
+    wanted: &[Wanted<'a>],
+    sites: &[SiteInput<'a>],
+) -> (Vec<SiteInput<'a>>, Vec<Task<'a>>, Vec<(usize, usize)>) {
+    let (mut inputs, mut used, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut tasks, mut places): (Vec<Task<'_>>, _) = (Vec::new(), Vec::new());
+    for unit in batch {
+        let want = &wanted[unit.tensor];
+        let site = used.iter().position(|s| *s == want.site).unwrap_or_else(|| {
+            used.push(want.site);
+            inputs.push(sites[want.site]);
+            used.len() - 1
+        });
+        let task = tensors.iter().position(|t| *t == unit.tensor).unwrap_or_else(|| {
+            tensors.push(unit.tensor);
+            tasks.push(Task { weight: want.weight, rows: want.rows, site, candidates: Vec::new() });
+            tensors.len() - 1
+        });
+        places.push((task, tasks[task].candidates.len()));
+        tasks[task].candidates.push((unit.paths, unit.rank.rank));
+    }
+    (inputs, tasks, places)
+}
+
+/// The results of a batch, one a unit.
+fn run(
+    device: &Device,
+    recipe: &Recipe,
+    sites: &[SiteInput<'_>],
+    wanted: &[Wanted<'_>],
+    batch: &[Unit],
+) -> Result<(Vec<Result<Candidate, CandidateError>>, Report), DeviceError> {
+    let (inputs, tasks, places) = layout(batch, wanted, sites);
+    let (results, report) = encode_batch(device, &inputs, &tasks, &recipe.params)?;
+    let mut results: Vec<Vec<Option<_>>> =
+        results.into_iter().map(|task| task.into_iter().map(Some).collect()).collect();
+    let in_order =
+        places.into_iter().map(|(task, k)| results[task][k].take().expect("each unit has its own place"));
+    Ok((in_order.collect(), report))
+}
+
+/// The form with the lower error on the held-out Gram, before rounding; two paths on a tie.
+fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteInput<'_>]) -> Done {
+    let mut best: Option<(Unit, Candidate)> = None;
+    for (unit, result) in forms {
+        let candidate = match result {
+            Ok(candidate) => candidate,
+            Err(error @ (CandidateError::ZeroWeight | CandidateError::Round(_))) => {
+                return Done::Dense(error.to_string());
+            }
+            Err(error) => return Done::Retry(error.to_string()),
+        };
+        if best.as_ref().is_none_or(|(_, best)| candidate.judged.choice <= best.judged.choice) {
+            best = Some((unit, candidate));
+        }
+    }
+    let Some((unit, candidate)) = best else { return Done::Retry("it has no candidate".into()) };
+    let (judged, weights) = (candidate.judged, want.rows * sites[want.site].width);
+    let quality = Quality {
+        encoded_by: EncodedBy::of(device),
+        retried: None,
+        paths: unit.paths,
+        rank: unit.rank.rank,
+        requested_bits: want.budget.bits,
+        delivered_bits: judged.payload.bits() as f64 / weights as f64,
+        factor: want.budget.factor,
+        clipped: unit.rank.clipped,
+        fit_rel: judged.fit_rel,
+        heldout_rel: judged.heldout_rel,
+        weight_rel: judged.weight_rel,
+        damping: candidate.damping,
+        damping_tries: candidate.damping_tries,
+        row_flips: candidate.refine.row_flips,
+        column_flips: candidate.refine.column_flips,
+        steps_kept: candidate.refine.kept,
+        steps_undone: candidate.refine.undone,
+        svd_fallbacks: 0,
+    };
+    Done::Packed(Box::new(Packed { payload: judged.payload, quality }))
+}

@@ -1,0 +1,257 @@
+use super::ring::Ring;
+use super::{Arena, Backend, Program, Table};
+use crate::device::cuda::{Args, Buffer, Cuda, Graph, Grid, Kernel, Pinned, Source, Stream};
+use crate::device::{DeviceError, Telemetry};
+
+/// Words of a chunk of the ring through which tables and short writes go: 4 MiB.
+const RING: usize = 1 << 20;
+
+/// Launches whose tables travel in one copy. The device starts on them once the last is queued.
+const BATCH: usize = 16;
+
+/// Numbers of a copy to the host through pinned memory: 4 MiB.
+const STAGE: usize = 1 << 20;
+
+/// Longest write, in numbers, that goes through the ring; longer ones are copied where they lie, and waited for.
+const SHORT: usize = 1 << 16;
+
+/// Nodes of a graph from which replaying it costs less than what it does.
+const NODES: usize = 64;
+
+/// Graphs that are kept for replays still in flight.
+const GRAPHS: usize = 64;
+
+/// The share of the free memory that one arena may take: libraries and side streams need some too.
+const SHARE: f64 = 0.9;
+
+impl Program {
+    /// What the compiler of CUDA reads.
+    pub fn source(&self) -> Source {
+        let threads = ("THREADS", i64::from(self.threads));
+        let constants = self.constants.iter().map(|(name, value)| (*name, i64::from(*value)));
+        Source {
+            name: self.name,
+            prelude: include_str!("prelude.cu"),
+            text: self.cuda,
+            constants: constants.chain([threads]).collect(),
+        }
+    }
+}
+
+/// The arena of an NVIDIA card: one buffer, one stream.
+pub(super) struct CudaArena {
+    numbers: Buffer<f32>,
+    kernels: Vec<(&'static Program, Kernel)>,
+    ring: Ring,
+    /// Launches whose tables are in the ring, not yet queued.
+    pending: Vec<Launch>,
+    /// Whether launches are collected for a graph.
+    recording: bool,
+    graphs: Vec<Graph>,
+    stage: Pinned<f32>,
+    error: Option<DeviceError>,
+    /// Last, so that everything above is still there while its destructor waits.
+    stream: Stream,
+}
+
+struct Launch {
+    kernel: usize,
+    groups: usize,
+    /// First word of the table in the ring.
+    table: usize,
+}
+
+impl CudaArena {
+    pub fn new(cuda: &Cuda, len: usize) -> Result<Self, DeviceError> {
+        Ok(Self {
+            numbers: Buffer::new(cuda, len)?,
+            kernels: Vec::new(),
+            ring: Ring::new(cuda, RING)?,
+            pending: Vec::new(),
+            recording: false,
+            graphs: Vec::new(),
+            stage: Pinned::new(cuda, STAGE)?,
+            error: None,
+            stream: Stream::new(cuda)?,
+        })
+    }
+
+    pub fn write(&mut self, at: usize, values: &[f32]) {
+        self.attempt(|arena| {
+            arena.flush()?;
+            if values.len() > SHORT {
+                // SAFETY: memory that is not pinned was read when the copy returns.
+                return unsafe { arena.numbers.queue_upload_at(&arena.stream, at, values) };
+            }
+            arena.make_room(values.len())?;
+            arena.ring.divert(&arena.stream, values, &arena.numbers, at)
+        });
+    }
+
+    pub fn read(&mut self, at: usize, len: usize) -> Result<Vec<f32>, DeviceError> {
+        let mut values = Vec::with_capacity(len);
+        self.attempt(|arena| {
+            arena.flush()?;
+            while values.len() < len {
+                let part = (len - values.len()).min(STAGE);
+                let stage = &mut arena.stage[..part];
+                arena.numbers.download_at(&arena.stream, at + values.len(), stage)?;
+                values.extend_from_slice(stage);
+            }
+            arena.graphs.clear();
+            Ok(())
+        });
+        self.error.clone().map_or(Ok(values), Err)
+    }
+
+    pub fn finish(&mut self) -> Result<(), DeviceError> {
+        self.attempt(|arena| {
+            arena.flush()?;
+            arena.stream.wait()?;
+            arena.graphs.clear();
+            Ok(())
+        });
+        self.error.clone().map_or(Ok(()), Err)
+    }
+
+    pub fn queue(&mut self, program: &'static Program, table: &Table) {
+        self.attempt(|arena| {
+            let kernel = arena.kernel(program)?;
+            arena.make_room(table.words().len())?;
+            let place = arena.ring.place(table.words());
+            arena.pending.push(Launch { kernel, groups: table.groups() as usize, table: place });
+            if arena.pending.len() >= BATCH && !arena.recording { arena.flush() } else { Ok(()) }
+        });
+    }
+
+    /// Collects launches from here on, for [`replay`](Self::replay).
+    pub fn record(&mut self) {
+        self.attempt(|arena| {
+            arena.flush()?;
+            arena.recording = true;
+            Ok(())
+        });
+    }
+
+    /// Queues what was collected `times` times, and returns how often the caller has yet to do so itself: where the
+    /// collected tables did not fit into the ring together, they were queued once.
+    pub fn replay(&mut self, times: usize) -> usize {
+        if !std::mem::take(&mut self.recording) {
+            return times - 1;
+        }
+        self.attempt(|arena| {
+            arena.ring.send(&arena.stream)?;
+            let launches = std::mem::take(&mut arena.pending);
+            if launches.is_empty() {
+                return Ok(());
+            }
+            let copies = NODES.div_ceil(launches.len()).min(times);
+            if times / copies > 1 {
+                let graph = arena.stream.capture(|| (0..copies).try_for_each(|_| arena.launch(&launches)))?;
+                (0..times / copies).try_for_each(|_| graph.replay(&arena.stream))?;
+                arena.keep(graph)?;
+            } else {
+                (0..copies * (times / copies)).try_for_each(|_| arena.launch(&launches))?;
+            }
+            (0..times % copies).try_for_each(|_| arena.launch(&launches))
+        });
+        0
+    }
+
+    pub fn telemetry(&self) -> Telemetry {
+        self.stream.telemetry()
+    }
+
+    /// Does nothing after an error, and keeps the first.
+    fn attempt(&mut self, work: impl FnOnce(&mut Self) -> Result<(), DeviceError>) {
+        if self.error.is_none() {
+            self.error = work(self).err();
+        }
+    }
+
+    /// Index of a program among those loaded; compiles it at its first use.
+    fn kernel(&mut self, program: &'static Program) -> Result<usize, DeviceError> {
+        if let Some(known) = self.kernels.iter().position(|(known, _)| std::ptr::eq(*known, program)) {
+            return Ok(known);
+        }
+        let kernel = Kernel::new(self.stream.cuda(), &program.source(), program.entry, 0)?;
+        self.kernels.push((program, kernel));
+        Ok(self.kernels.len() - 1)
+    }
+
+    /// Makes room for that many words in the current chunk of the ring, and ends a recording that does not fit.
+    fn make_room(&mut self, words: usize) -> Result<(), DeviceError> {
+        if self.ring.has_room(words) {
+            return Ok(());
+        }
+        self.flush()?;
+        if words > self.ring.len() {
+            self.stream.wait()?;
+            self.ring = Ring::new(self.stream.cuda(), words.next_power_of_two())?;
+        }
+        self.ring.turn(&self.stream)
+    }
+
+    /// Queues everything that is pending: the tables in one copy, then the launches.
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        self.recording = false;
+        self.ring.send(&self.stream)?;
+        let launches = std::mem::take(&mut self.pending);
+        self.launch(&launches)?;
+        self.pending = launches;
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn launch(&self, launches: &[Launch]) -> Result<(), DeviceError> {
+        for Launch { kernel, groups, table } in launches {
+            let (program, kernel) = &self.kernels[*kernel];
+            let grid = Grid { blocks: (*groups, 1), threads: program.threads as usize };
+            let mut args = Args::new().pointer(self.numbers.address()).pointer(self.ring.address(*table));
+            // SAFETY: a program takes the arena and a table, and waits for the launch before it (`find_item`); both
+            // outlive its run, since the ring waits before it uses a chunk again.
+            unsafe { kernel.launch_chained(&self.stream, grid, &mut args)? };
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, graph: Graph) -> Result<(), DeviceError> {
+        if self.graphs.len() >= GRAPHS {
+            self.stream.wait()?;
+            self.graphs.clear();
+        }
+        self.graphs.push(graph);
+        Ok(())
+    }
+}
+
+impl Drop for CudaArena {
+    fn drop(&mut self) {
+        // Graphs and buffers go only once nothing uses them. An error has nobody left to tell.
+        let _ = self.stream.wait();
+    }
+}
+
+/// The most numbers that one arena can hold now.
+pub(super) fn largest(cuda: &Cuda) -> Result<usize, DeviceError> {
+    let numbers = cuda.free_memory()? as f64 * SHARE / size_of::<f32>() as f64;
+    // Arenas are addressed by 32 bits.
+    Ok((numbers as usize).min(u32::MAX as usize))
+}
+
+/// Queues `queue` `times` times; as a recorded graph where its tables fit into the ring together.
+pub(super) fn repeat(arena: &mut Arena, times: usize, queue: impl Fn(&mut Arena)) {
+    if times > 0 {
+        card(arena).record();
+        queue(arena);
+        let rest = card(arena).replay(times);
+        (0..rest).for_each(|_| queue(arena));
+    }
+}
+
+fn card(arena: &mut Arena) -> &mut CudaArena {
+    match &mut arena.backend {
+        Backend::Cuda(cuda) => cuda,
+        _ => unreachable!("an arena stays on its device"),
+    }
+}
