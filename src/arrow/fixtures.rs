@@ -34,6 +34,31 @@ pub fn well_conditioned(shape: Shape) -> Result<System, SystemError> {
     System::new(rows, p, row_hessian, Cross::Dense(cross), Border::Dense(tridiagonal(p)))
 }
 
+/// The same rows and cross entries with a diagonal border of 4.
+pub fn diagonal_border(shape: Shape) -> Result<System, SystemError> {
+    let dense = well_conditioned(Shape { border: 1, ..shape })?;
+    let Shape { rows: n, dim: d, border: p, seed } = shape;
+    let mut random = SplitMix64::new(seed + 1);
+    let cross = Cross::Dense((0..n * d * p).map(|_| cross_entry(&mut random)).collect());
+    let (rows, border) = (Rows::Uniform { count: n, dim: d }, Border::Diagonal(vec![4.0; p]));
+    System::new(rows, p, dense.row_hessian().to_vec(), cross, border)
+}
+
+/// The same rows with a border of `basis` functions, G tridiagonal as above, and a cross block of factors: values in
+/// [−1, 1), Jacobians of cross entries.
+pub fn kronecker_border(shape: Shape, basis: usize) -> Result<System, SystemError> {
+    let dense = well_conditioned(Shape { border: 1, ..shape })?;
+    let Shape { rows: n, dim: d, border: p, seed } = shape;
+    let mut random = SplitMix64::new(seed + 1);
+    let cross = Cross::Factored {
+        basis,
+        values: (0..n * basis).map(|_| random.signed()).collect(),
+        jacobian: (0..n * d * (p / basis.max(1))).map(|_| cross_entry(&mut random)).collect(),
+    };
+    let border = Border::Kronecker { basis, gram: tridiagonal(basis) };
+    System::new(Rows::Uniform { count: n, dim: d }, p, dense.row_hessian().to_vec(), cross, border)
+}
+
 /// A block with a diagonal near 3 and 0.1-0.2 beside it, d x d.
 pub fn row_block(d: usize, random: &mut SplitMix64) -> Vec<f64> {
     let mut block = vec![0.0; d * d];

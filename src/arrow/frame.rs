@@ -6,6 +6,7 @@ use super::host::HostFrame;
 use super::memory::{Budget, MemoryError};
 use super::vector::first_non_finite;
 use super::{Block, Path, Ridge, System, Telemetry, Vector};
+use crate::device;
 
 /// Where frames are built and kept.
 #[derive(Clone, Debug, Default)]
@@ -70,16 +71,28 @@ pub enum Elimination {
     Border,
 }
 
+/// How a frame holds the coupling between rows and border.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Coupling {
+    /// Σ d_i x p.
+    Dense,
+    /// As the factors that the cross block was given in.
+    Factored,
+}
+
 /// The choices that a frame made when it was built.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct About {
     pub path: Path,
     pub elimination: Elimination,
+    pub coupling: Coupling,
     pub method: Method,
     /// Correction steps after each solve: `δ ← δ + frame(b − Hδ)`.
     pub corrections: u32,
-    /// On the host an estimate of the 2-norm condition of H + ridge, on a card the 1-norm condition of the border's
-    /// Schur complement; each scaled to a diagonal of ones.
+    /// On the host an estimate of the 2-norm condition of H + ridge. On a card the 1-norm condition of what is factored
+    /// last (the Schur complement of the border, or the capacitance of the rows), or what the pivots of a structured
+    /// border tell of it where that is more. All scaled to a diagonal of ones.
     pub condition: f64,
     pub ridge: Ridge,
 }
@@ -147,13 +160,15 @@ impl Frame {
         let (kind, built) = match &params.backend {
             Backend::Host => {
                 let frame = HostFrame::build(system, ridge, params.budget)?;
-                let built = Telemetry { frames: 1, factorisations: 2, ..Telemetry::default() };
+                let counts =
+                    device::Telemetry { factorisations: frame.factorisations(), ..Default::default() };
+                let built = Telemetry { frames: 1, solves: 0, counts };
                 (Kind::Host(Box::new(frame)), built)
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(pool) => {
                 let frame = pool.build(system, ridge, params.budget)?;
-                let built = Telemetry { frames: 1, ..frame.built() };
+                let built = Telemetry { frames: 1, solves: 0, counts: frame.built() };
                 (Kind::Cuda(Box::new(frame)), built)
             }
         };
@@ -178,8 +193,8 @@ impl Frame {
         if rhs.is_empty() {
             return Ok(Solutions { steps: Vec::new(), about: self.about(), telemetry: Telemetry::default() });
         }
-        let (steps, mut telemetry) = match &mut self.kind {
-            Kind::Host(frame) => (frame.solve_many(rhs), Telemetry::default()),
+        let (steps, counts) = match &mut self.kind {
+            Kind::Host(frame) => (frame.solve_many(rhs), device::Telemetry::default()),
             #[cfg(feature = "cuda")]
             Kind::Cuda(frame) => {
                 let before = frame.telemetry();
@@ -188,7 +203,7 @@ impl Frame {
             }
         };
         check_steps(&steps)?;
-        telemetry.solves = rhs.len() as u64;
+        let telemetry = Telemetry { frames: 0, solves: rhs.len() as u64, counts };
         Ok(Solutions { steps, about: self.about(), telemetry })
     }
 

@@ -5,7 +5,7 @@ use faer::{Accum, Mat, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
 use super::condition::{Conditioned, corrections, estimate};
-use super::frame::{About, Elimination, FrameError, Method};
+use super::frame::{About, Coupling, Elimination, FrameError, Method};
 use super::memory::{self, Budget};
 use super::rows::{RowFactors, not_positive};
 use super::structured::Capacitance;
@@ -75,10 +75,29 @@ impl HostFrame {
                 Core::Schur { .. } => Elimination::Rows,
                 Core::Capacitance(_) => Elimination::Border,
             },
+            coupling: match self.coupling() {
+                Cross::Dense(_) => Coupling::Dense,
+                Cross::Factored { .. } => Coupling::Factored,
+            },
             method: Method::TriangularSolves,
             corrections: self.corrections,
             condition: self.condition,
             ridge: self.ridge,
+        }
+    }
+
+    fn coupling(&self) -> &Cross {
+        match &self.core {
+            Core::Schur { y, .. } => y,
+            Core::Capacitance(capacitance) => capacitance.coupling(),
+        }
+    }
+
+    /// Cholesky factorisations behind the frame: the row blocks count as one.
+    pub(super) fn factorisations(&self) -> u64 {
+        1 + match &self.core {
+            Core::Schur { .. } => 1,
+            Core::Capacitance(capacitance) => capacitance.factorisations(),
         }
     }
 
@@ -150,7 +169,7 @@ impl Conditioned for HostFrame {
             }
             // With the border first, the rows' Schur complement is L·K·Lᵀ.
             Core::Capacitance(capacitance) => {
-                let border = capacitance.border_shares(&h.border).fold(1.0, f64::min);
+                let border = capacitance.border_share();
                 let both = self.rows.pivots().zip(capacitance.pivots()).map(|(l, k)| l * k);
                 both.zip(&h.row).map(share).fold(border, f64::min)
             }
@@ -238,6 +257,23 @@ impl Factor {
 
     pub(super) fn pivots(&self) -> impl Iterator<Item = f64> + '_ {
         self.l.iter().step_by(self.n + 1).copied()
+    }
+
+    /// The smallest squared pivot over its diagonal entry `Σ_j l_kj²`.
+    pub(super) fn smallest_share(&self) -> f64 {
+        let share = |k: usize| {
+            let row = (0..=k).map(|j| self.l[j * self.n + k].powi(2)).sum::<f64>();
+            self.l[k * (self.n + 1)].powi(2) / row
+        };
+        (0..self.n).map(share).fold(1.0, f64::min)
+    }
+
+    /// The factor mirrored: element (max, min) of L at both places.
+    #[cfg(feature = "cuda")]
+    pub(super) fn mirrored(&self) -> Vec<f64> {
+        let mut whole = self.l.clone();
+        crate::ops::syrk::mirror_lower(MatMut::from_column_major_slice_mut(&mut whole, self.n, self.n));
+        whole
     }
 
     pub(super) fn log_det(&self) -> f64 {

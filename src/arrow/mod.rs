@@ -5,13 +5,13 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | `system` · `cross` · `border` · `vector` · `ridge` | the system: slabs, checked once; its product with a vector |
+//! | `system` · `blocks` · `cross` · `border` · `vector` · `ridge` | the system: slabs, checked once; its product with a vector |
 //! | `residual` | how good a step is |
 //! | `frame` | built once, asked often; one variant a backend |
 //! | `host` · `rows` · `structured` · `condition` | the host's frame: elimination of rows or of a structured border |
 //! | `cuda` | the frame on an NVIDIA card, batches and sweeps there |
 //! | `memory` · `telemetry` | what a frame will take, and what a result did take |
-//! | `newton` · `step` · `quadratic` | the loop, its trust region, its simplest problem |
+//! | `newton` · `ground` · `step` · `quadratic` | the loop, where its vectors live, its trust region, its simplest problem |
 //! | `outer` | many gradients over one frame |
 //! | `sweep` | many independent fits at once |
 //! | `batch` | thousands of small systems at once |
@@ -21,6 +21,7 @@
 
 mod batch;
 pub mod bench;
+mod blocks;
 mod border;
 pub mod bundle;
 mod condition;
@@ -30,6 +31,7 @@ pub mod cuda;
 pub mod file;
 pub mod fixtures;
 mod frame;
+mod ground;
 mod host;
 pub mod memory;
 mod newton;
@@ -46,10 +48,12 @@ mod telemetry;
 mod vector;
 
 pub use batch::{Batch, BatchError, BatchSolution, LARGEST_BORDER, LARGEST_ROW, Status};
+pub use blocks::Blocks;
 pub use border::Border;
 pub use cross::Cross;
 pub use frame::{
-    About, Backend, Elimination, Frame, FrameError, Method, Params, Solution, Solutions, build_and_solve,
+    About, Backend, Coupling, Elimination, Frame, FrameError, Method, Params, Solution, Solutions,
+    build_and_solve,
 };
 pub use memory::{Budget, MemoryError};
 pub use newton::{

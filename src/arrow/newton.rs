@@ -1,10 +1,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+use super::cuda::OnCard;
+use super::ground::{Assembled, Attempt, Ground};
 use super::step::{Damping, StepPolicy, Verdict};
-use super::{
-    Backend, Block, Budget, Frame, FrameError, Params as FrameParams, Ridge, System, Telemetry, Vector,
-};
+use super::{Backend, Block, Budget, FrameError, Quadratic, Ridge, System, Telemetry, Vector};
 
 type ProblemError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -32,6 +33,11 @@ pub trait Problem {
         let mut next = z.clone();
         next.add_scaled(1.0, step);
         next
+    }
+
+    /// The quadratic that this is, if it is one: on a card its vectors then stay there from try to try.
+    fn as_quadratic(&self) -> Option<&Quadratic> {
+        None
     }
 }
 
@@ -177,11 +183,14 @@ pub enum NewtonError {
 ///     (H + ρ·diag H)δ = −∇φ(z),    predicted = −∇φᵀδ − ½ δᵀHδ,    actual = φ(z) − φ(z + δ)
 /// ```
 ///
+/// A [`Quadratic`] on a card keeps H, point, gradient and step there: each try brings scalars down, the end the point.
+///
 /// # Errors
 /// A start out of bounds, a problem that cannot be linearised, or a device that is lost. Blocks that are not positive
 /// definite are no error: the ridge grows.
 pub fn newton(problem: &mut dyn Problem, z: Vector, params: &NewtonParams) -> Result<Summary, NewtonError> {
-    let mut run = Run::start(problem, z, params)?;
+    let began = Instant::now();
+    let mut run = Run::start(ground(problem, z, params)?, params, began)?;
     let outcome = loop {
         if run.is_stationary() {
             break Outcome::Converged;
@@ -189,23 +198,23 @@ pub fn newton(problem: &mut dyn Problem, z: Vector, params: &NewtonParams) -> Re
         if run.tries >= params.tries {
             break Outcome::IterationLimit;
         }
-        if params.time.is_some_and(|limit| run.began.elapsed() >= limit) {
+        if params.time.is_some_and(|limit| began.elapsed() >= limit) {
             break Outcome::TimeLimit;
         }
         run.tries += 1;
-        let Some(step) = run.step()? else {
+        let before = run.ground.here().value;
+        let Some((value, predicted)) = run.attempt()? else {
             run.note(f64::NAN, f64::NAN, false);
             if run.policy.rejected() { continue } else { break Outcome::RidgeLimit }
         };
-        let candidate = run.problem.retract(&run.z, &step);
-        let value = run.problem.objective(&candidate);
-        let (actual, predicted) = (run.value - value, run.predicted(&step));
-        let verdict = run.policy.judge(run.value, actual, predicted);
+        let actual = before - value;
+        let verdict = run.policy.judge(before, actual, predicted);
         run.note(actual, predicted, verdict != Verdict::Reject && actual >= 0.0);
         match verdict {
-            Verdict::Accept => run.move_to(candidate, value)?,
+            Verdict::Accept => run.advance()?,
             Verdict::Converged => {
-                if run.finish(candidate, value) {
+                if value <= before {
+                    run.take();
                     run.refresh_gradient()?;
                 }
                 break Outcome::Converged;
@@ -217,23 +226,28 @@ pub fn newton(problem: &mut dyn Problem, z: Vector, params: &NewtonParams) -> Re
             }
         }
     };
-    Ok(run.summary(outcome))
+    run.summary(outcome)
+}
+
+fn ground<'a>(
+    problem: &'a mut dyn Problem,
+    z: Vector,
+    params: &NewtonParams,
+) -> Result<Box<dyn Ground + 'a>, NewtonError> {
+    #[cfg(feature = "cuda")]
+    if let (Backend::Cuda(pool), Some(quadratic)) = (&params.backend, problem.as_quadratic()) {
+        return Ok(Box::new(OnCard::start(pool, quadratic, &z, params.budget)?));
+    }
+    Ok(Box::new(Assembled::start(problem, z, (params.backend.clone(), params.budget))?))
 }
 
 struct Run<'a> {
-    problem: &'a mut dyn Problem,
+    ground: Box<dyn Ground + 'a>,
     params: &'a NewtonParams,
     policy: StepPolicy,
-    z: Vector,
-    value: f64,
-    gradient: Vector,
-    gradient_norm: f64,
     first_norm: f64,
-    hessian: Arc<System>,
     /// Whether H is that of an earlier point.
     stale: bool,
-    frame: Option<(Arc<System>, Frame)>,
-    telemetry: Telemetry,
     tries: u32,
     accepts: u32,
     worst: Option<Failure>,
@@ -242,32 +256,25 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn start(problem: &'a mut dyn Problem, z: Vector, params: &'a NewtonParams) -> Result<Self, NewtonError> {
-        let began = Instant::now();
-        let value = problem.objective(&z);
-        if !value.is_finite() {
-            return Err(NewtonError::Start { value });
+    fn start(
+        ground: Box<dyn Ground + 'a>,
+        params: &'a NewtonParams,
+        began: Instant,
+    ) -> Result<Self, NewtonError> {
+        let here = ground.here();
+        if !here.value.is_finite() {
+            return Err(NewtonError::Start { value: here.value });
         }
-        let Linearisation { gradient, hessian } =
-            problem.linearise(&z).map_err(|source| NewtonError::Problem { tries: 0, source })?;
-        let gradient_norm = gradient.norm();
         let run = Self {
             policy: StepPolicy::new(params.damping, params.first_ridge, params.least_ridge),
-            first_norm: gradient_norm,
-            frame: None,
-            telemetry: Telemetry::default(),
+            first_norm: here.gradient_norm,
+            ground,
+            params,
+            stale: false,
             tries: 0,
             accepts: 0,
             worst: None,
             trace: Vec::new(),
-            stale: false,
-            problem,
-            params,
-            z,
-            value,
-            gradient,
-            gradient_norm,
-            hessian,
             began,
         };
         run.check_gradient()?;
@@ -275,76 +282,39 @@ impl<'a> Run<'a> {
     }
 
     fn is_stationary(&self) -> bool {
+        let here = self.ground.here();
         match self.params.stop {
-            Stop::RelativeGradient(tol) => self.gradient_norm <= tol * self.first_norm,
-            Stop::PerUnknown(tol) => self.gradient_norm / (1.0 + self.z.norm()) < tol,
+            Stop::RelativeGradient(tol) => here.gradient_norm <= tol * self.first_norm,
+            Stop::PerUnknown(tol) => here.gradient_norm / (1.0 + here.point_norm) < tol,
         }
     }
 
-    /// A frame of the present H and ridge; `false` where a block is not positive definite.
-    fn prepare(&mut self) -> Result<bool, NewtonError> {
-        let ridge = self.policy.ridge();
-        if let Some((system, frame)) = &self.frame
-            && Arc::ptr_eq(system, &self.hessian)
-            && frame.ridge() == ridge
-        {
-            return Ok(true);
-        }
-        // The old frame goes first: two of them may not fit.
-        self.frame = None;
-        let Self { params, .. } = self;
-        let frame = FrameParams { ridge, backend: params.backend.clone(), budget: params.budget };
-        match Frame::build(&self.hessian, &frame) {
-            Ok(frame) => {
-                self.telemetry += frame.built();
-                self.frame = Some((self.hessian.clone(), frame));
-                Ok(true)
-            }
-            Err(FrameError::NotPositiveDefinite { block, index, pivot, .. }) => {
-                let failure = Failure { block, index, pivot, ridge };
-                if self.worst.is_none_or(|worst| pivot.total_cmp(&worst.pivot).is_lt()) {
+    /// φ and predicted reduction of the step with the present ridge; none where a block is not positive definite or
+    /// the step overflows.
+    fn attempt(&mut self) -> Result<Option<(f64, f64)>, NewtonError> {
+        match self.ground.attempt(self.policy.ridge())? {
+            Attempt::Candidate { value, predicted } => Ok(Some((value, predicted))),
+            Attempt::Overflow => Ok(None),
+            Attempt::NotPositiveDefinite(failure) => {
+                if self.worst.is_none_or(|worst| failure.pivot.total_cmp(&worst.pivot).is_lt()) {
                     self.worst = Some(failure);
                 }
-                Ok(false)
+                Ok(None)
             }
-            Err(error) => Err(error.into()),
         }
     }
 
-    /// The step with the present ridge; none where a block is not positive definite or the step overflows.
-    fn step(&mut self) -> Result<Option<Vector>, NewtonError> {
-        if !self.prepare()? {
-            return Ok(None);
-        }
-        let Some((_, frame)) = &mut self.frame else { return Ok(None) };
-        match frame.solve(&self.gradient.scaled(-1.0)) {
-            Ok(solution) => {
-                self.telemetry += solution.telemetry;
-                Ok(Some(solution.step))
-            }
-            Err(FrameError::Overflow { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+    fn take(&mut self) {
+        self.ground.advance();
+        self.accepts += 1;
     }
 
-    /// `−gᵀδ − ½ δᵀHδ` of the undamped model. With `(H + R)δ = −g` it is `½(δᵀRδ − gᵀδ)`, R being the ridge.
-    fn predicted(&self, step: &Vector) -> f64 {
-        let ridge = self.policy.ridge();
-        let h = self.hessian.diagonal();
-        let damping = |h: &[f64], step: &[f64], on: &dyn Fn(f64) -> f64| {
-            h.iter().zip(step).map(|(h, s)| on(*h) * s * s).sum::<f64>()
-        };
-        let rows = damping(&h.row, &step.row, &|h| ridge.on_row(h));
-        let border = damping(&h.border, &step.border, &|h| ridge.on_border(h));
-        0.5 * (rows + border - self.gradient.dot(step))
-    }
-
-    fn move_to(&mut self, z: Vector, value: f64) -> Result<(), NewtonError> {
-        self.finish(z, value);
-        let before = self.gradient_norm;
+    fn advance(&mut self) -> Result<(), NewtonError> {
+        let before = self.ground.here().gradient_norm;
+        self.take();
         if let Reuse::WhileContracting(share) = self.params.reuse {
             self.refresh_gradient()?;
-            if self.gradient_norm <= share * before || self.is_stationary() {
+            if self.ground.here().gradient_norm <= share * before || self.is_stationary() {
                 self.stale = true;
                 return Ok(());
             }
@@ -355,20 +325,13 @@ impl<'a> Run<'a> {
 
     /// ∇φ at the present point, beside an H that stays.
     fn refresh_gradient(&mut self) -> Result<(), NewtonError> {
-        let tries = self.tries;
-        let gradient = self.problem.gradient(&self.z);
-        self.gradient = gradient.map_err(|source| NewtonError::Problem { tries, source })?;
-        self.gradient_norm = self.gradient.norm();
+        self.ground.refresh_gradient(self.tries)?;
         self.check_gradient()
     }
 
     fn linearise(&mut self) -> Result<(), NewtonError> {
-        let tries = self.tries;
-        let linearisation = self.problem.linearise(&self.z);
-        let Linearisation { gradient, hessian } =
-            linearisation.map_err(|source| NewtonError::Problem { tries, source })?;
-        (self.gradient, self.hessian, self.stale) = (gradient, hessian, false);
-        self.gradient_norm = self.gradient.norm();
+        self.ground.linearise(self.tries)?;
+        self.stale = false;
         self.check_gradient()
     }
 
@@ -382,45 +345,32 @@ impl<'a> Run<'a> {
         Ok(self.policy.rejected())
     }
 
-    /// Moves to a point that is no worse; `false` where it is.
-    fn finish(&mut self, z: Vector, value: f64) -> bool {
-        let better = value <= self.value;
-        if better {
-            (self.z, self.value) = (z, value);
-            self.accepts += 1;
-        }
-        better
-    }
-
     fn note(&mut self, actual: f64, predicted: f64, accepted: bool) {
-        self.trace.push(Try {
-            ridge: self.policy.rho(),
-            actual,
-            predicted,
-            gradient_norm: self.gradient_norm,
-            accepted,
-        });
+        let gradient_norm = self.ground.here().gradient_norm;
+        self.trace.push(Try { ridge: self.policy.rho(), actual, predicted, gradient_norm, accepted });
     }
 
     fn check_gradient(&self) -> Result<(), NewtonError> {
-        let fine = self.gradient_norm.is_finite();
+        let fine = self.ground.here().gradient_norm.is_finite();
         fine.then_some(()).ok_or(NewtonError::Gradient { tries: self.tries })
     }
 
-    fn summary(self, outcome: Outcome) -> Summary {
-        Summary {
+    fn summary(self, outcome: Outcome) -> Result<Summary, NewtonError> {
+        let here = self.ground.here();
+        let (z, telemetry) = self.ground.end()?;
+        Ok(Summary {
             outcome,
-            z: self.z,
-            objective: self.value,
-            gradient_norm: self.gradient_norm,
+            z,
+            objective: here.value,
+            gradient_norm: here.gradient_norm,
             tries: self.tries,
             accepts: self.accepts,
             ridge: self.policy.rho(),
-            builds: self.telemetry.frames,
+            builds: telemetry.frames,
             worst: self.worst,
             trace: self.trace,
-            telemetry: self.telemetry,
+            telemetry,
             time: self.began.elapsed(),
-        }
+        })
     }
 }

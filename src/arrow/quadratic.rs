@@ -19,4 +19,8 @@ impl Problem for Quadratic {
         gradient.add_scaled(-1.0, &self.rhs);
         Ok(Linearisation { gradient, hessian: self.hessian.clone() })
     }
+
+    fn as_quadratic(&self) -> Option<&Quadratic> {
+        Some(self)
+    }
 }

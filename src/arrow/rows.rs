@@ -3,7 +3,7 @@ use rayon::prelude::*;
 
 use super::frame::FrameError;
 use super::vector::largest;
-use super::{Block, Cross, Ridge, System};
+use super::{Block, Blocks, Cross, Ridge, System};
 use crate::ops::cholesky::{NonPositivePivot, backward_small, cholesky_small, forward_small};
 
 /// Row blocks of one task: about 10 µs of work.
@@ -12,34 +12,34 @@ const BLOCKS_PER_TASK: usize = 64;
 /// The factored row blocks, `L_i = chol(D_i + ridge)`.
 pub(super) struct RowFactors {
     l: Vec<f64>,
-    starts: Vec<usize>,
-    offsets: Vec<usize>,
+    blocks: Blocks,
 }
 
 impl RowFactors {
     pub(super) fn build(system: &System, ridge: Ridge) -> Result<Self, FrameError> {
         let mut l = system.row_hessian().to_vec();
-        let (starts, offsets) = (system.block_starts().to_vec(), system.offsets().to_vec());
-        for i in 0..offsets.len() - 1 {
+        let blocks = system.row_blocks().clone();
+        let (starts, offsets) = (blocks.starts(), blocks.offsets());
+        for i in 0..blocks.count() {
             let (d, block) = (offsets[i + 1] - offsets[i], &mut l[starts[i]..starts[i + 1]]);
             let height = largest(block.iter().step_by(d + 1).copied());
             (0..d).for_each(|k| block[k * d + k] += ridge.on_row(block[k * d + k]));
             cholesky_small(block, d).map_err(|e| not_positive(Block::Row(i), e, height))?;
         }
-        Ok(Self { l, starts, offsets })
+        Ok(Self { l, blocks })
     }
 
     pub(super) fn offsets(&self) -> &[usize] {
-        &self.offsets
+        self.blocks.offsets()
     }
 
     fn block(&self, i: usize) -> &[f64] {
-        &self.l[self.starts[i]..self.starts[i + 1]]
+        &self.l[self.blocks.starts()[i]..self.blocks.starts()[i + 1]]
     }
 
     /// `t ← L⁻¹t`, block by block.
     pub(super) fn forward(&self, t: &mut [f64]) {
-        self.offsets
+        self.offsets()
             .windows(2)
             .enumerate()
             .for_each(|(i, at)| forward_small(self.block(i), &mut t[at[0]..at[1]]));
@@ -47,7 +47,7 @@ impl RowFactors {
 
     /// `t ← L⁻ᵀt`, block by block.
     pub(super) fn backward(&self, t: &mut [f64]) {
-        self.offsets
+        self.offsets()
             .windows(2)
             .enumerate()
             .for_each(|(i, at)| backward_small(self.block(i), &mut t[at[0]..at[1]]));
@@ -79,19 +79,19 @@ impl RowFactors {
 
     /// `L⁻¹` of a slab with `width` numbers for each unknown.
     fn forward_slab(&self, slab: &mut [f64], width: usize) {
-        let blocks = self.offsets.len() - 1;
+        let (blocks, offsets) = (self.blocks.count(), self.offsets());
         let mut rest = slab;
         let mut parts = Vec::new();
         for first in (0..blocks).step_by(BLOCKS_PER_TASK) {
             let last = (first + BLOCKS_PER_TASK).min(blocks);
-            let (part, tail) = rest.split_at_mut((self.offsets[last] - self.offsets[first]) * width);
+            let (part, tail) = rest.split_at_mut((offsets[last] - offsets[first]) * width);
             parts.push((first..last, part));
             rest = tail;
         }
         parts.into_par_iter().for_each(|(range, part)| {
-            let base = self.offsets[range.start];
+            let base = offsets[range.start];
             for i in range {
-                let at = (self.offsets[i] - base) * width..(self.offsets[i + 1] - base) * width;
+                let at = (offsets[i] - base) * width..(offsets[i + 1] - base) * width;
                 forward_rows(self.block(i), &mut part[at], width);
             }
         });
@@ -104,7 +104,7 @@ impl RowFactors {
 
     /// The diagonals of all L_i.
     pub(super) fn pivots(&self) -> impl Iterator<Item = f64> + '_ {
-        self.offsets
+        self.offsets()
             .windows(2)
             .enumerate()
             .flat_map(|(i, at)| self.block(i).iter().step_by(at[1] - at[0] + 1).copied())

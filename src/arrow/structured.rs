@@ -29,7 +29,7 @@ pub(super) struct Capacitance {
 }
 
 /// E.
-enum Root {
+pub(super) enum Root {
     Diagonal(Vec<f64>),
     /// `chol(G + ridge) ⊗ I_r`.
     Kronecker(Factor, usize),
@@ -38,7 +38,7 @@ enum Root {
 impl Capacitance {
     pub(super) fn build(system: &System, factors: &RowFactors, ridge: Ridge) -> Result<Self, FrameError> {
         let (m, p) = (system.unknowns(), system.border());
-        let root = Root::build(system, ridge)?;
+        let root = Root::build(system.border_hessian(), p, ridge)?;
         let part = root.part(p);
         let mut z = factors.couple(system.cross(), p);
         if !matches!((&z, &root), (Cross::Factored { basis, .. }, Root::Kronecker(_, m)) if basis == m) {
@@ -68,11 +68,17 @@ impl Capacitance {
 
     /// `log det C + log det K`.
     pub(super) fn log_det(&self) -> f64 {
-        let border = match &self.root {
-            Root::Diagonal(e) => e.iter().map(|e| 2.0 * e.ln()).sum(),
-            Root::Kronecker(factor, _) => self.part as f64 * factor.log_det(),
-        };
-        border + self.k.log_det()
+        self.root.log_det(self.part) + self.k.log_det()
+    }
+
+    /// Z.
+    pub(super) fn coupling(&self) -> &Cross {
+        &self.z
+    }
+
+    /// Cholesky factorisations behind it, K's among them.
+    pub(super) fn factorisations(&self) -> u64 {
+        self.root.factorisations() + 1
     }
 
     /// The pivots of chol(K).
@@ -80,16 +86,9 @@ impl Capacitance {
         self.k.pivots()
     }
 
-    /// The squared pivots of E, each over its entry of the border's ridged diagonal.
-    pub(super) fn border_shares(&self, diagonal: &[f64]) -> impl Iterator<Item = f64> {
-        let shares: Vec<f64> = match &self.root {
-            // A diagonal's pivots are its entries.
-            Root::Diagonal(_) => Vec::new(),
-            Root::Kronecker(factor, _) => {
-                factor.pivots().zip(diagonal.iter().step_by(self.part)).map(|(e, c)| e * e / c).collect()
-            }
-        };
-        shares.into_iter()
+    /// The smallest squared pivot of E over its entry of the border's ridged diagonal.
+    pub(super) fn border_share(&self) -> f64 {
+        self.root.smallest_share()
     }
 }
 
@@ -105,9 +104,9 @@ fn too_strong(system: &System, factors: &RowFactors, failed: NonPositivePivot) -
 }
 
 impl Root {
-    fn build(system: &System, ridge: Ridge) -> Result<Self, FrameError> {
+    pub(super) fn build(border: &Border, p: usize, ridge: Ridge) -> Result<Self, FrameError> {
         let failed = |e, height| not_positive(Block::Border, e, height);
-        match system.border_hessian() {
+        match border {
             Border::Diagonal(c) => {
                 let height = largest(c.iter().copied());
                 let root = |(index, c): (usize, &f64)| {
@@ -123,7 +122,7 @@ impl Root {
                 for g in gram.iter_mut().step_by(basis + 1) {
                     *g += ridge.on_border(*g);
                 }
-                let part = system.border() / basis;
+                let part = p / basis;
                 let factor = Factor::build(gram, *basis).map_err(|mut e| {
                     e.index *= part;
                     failed(e, height)
@@ -134,7 +133,29 @@ impl Root {
         }
     }
 
-    fn part(&self, p: usize) -> usize {
+    /// `log det(C + ridge)`.
+    pub(super) fn log_det(&self, part: usize) -> f64 {
+        match self {
+            Self::Diagonal(e) => e.iter().map(|e| 2.0 * e.ln()).sum(),
+            Self::Kronecker(factor, _) => part as f64 * factor.log_det(),
+        }
+    }
+
+    /// Cholesky factorisations behind it: a diagonal has none.
+    pub(super) fn factorisations(&self) -> u64 {
+        u64::from(matches!(self, Self::Kronecker(..)))
+    }
+
+    /// The smallest squared pivot over its diagonal entry: 1/κ of C + ridge, scaled to a diagonal of ones, is at most
+    /// this. A diagonal's pivots are its entries.
+    pub(super) fn smallest_share(&self) -> f64 {
+        match self {
+            Self::Diagonal(_) => 1.0,
+            Self::Kronecker(factor, _) => factor.smallest_share(),
+        }
+    }
+
+    pub(super) fn part(&self, p: usize) -> usize {
         match self {
             Self::Diagonal(_) => 1,
             Self::Kronecker(_, basis) => p / basis,

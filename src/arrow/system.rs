@@ -1,5 +1,5 @@
 use super::vector::first_non_finite;
-use super::{Border, Cross, Ridge, Vector};
+use super::{Blocks, Border, Cross, Ridge, Vector};
 use crate::ops::matvec::matvec;
 
 /// Largest row block: plain loops over one block stay faster than calls into a matrix library up to here.
@@ -36,10 +36,7 @@ pub const SYMMETRY_TOLERANCE: f64 = 1e-12;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct System {
-    /// First unknown of each row block, and Σ d_i at the end: n + 1 numbers.
-    offsets: Vec<usize>,
-    /// Where each D_i begins in `row_hessian`, and its length at the end: n + 1 numbers.
-    block_starts: Vec<usize>,
+    blocks: Blocks,
     border: usize,
     row_hessian: Vec<f64>,
     cross: Cross,
@@ -120,12 +117,7 @@ impl System {
         if border == 0 {
             return Err(SystemError::ZeroSize { what: "border" });
         }
-        let mut block_starts = vec![0];
-        for at in offsets.windows(2) {
-            let dim = at[1] - at[0];
-            block_starts.push(block_starts[block_starts.len() - 1] + dim * dim);
-        }
-        let system = Self { offsets, block_starts, border, row_hessian, cross, border_hessian };
+        let system = Self { blocks: Blocks::new(offsets), border, row_hessian, cross, border_hessian };
         system.check_lengths()?;
         system.check_finite()?;
         system.check_symmetric()?;
@@ -134,12 +126,17 @@ impl System {
 
     /// n.
     pub fn blocks(&self) -> usize {
-        self.offsets.len() - 1
+        self.blocks.count()
+    }
+
+    /// Where the row blocks begin.
+    pub fn row_blocks(&self) -> &Blocks {
+        &self.blocks
     }
 
     /// Σ d_i.
     pub fn unknowns(&self) -> usize {
-        self.offsets[self.blocks()]
+        self.blocks.unknowns()
     }
 
     /// p.
@@ -149,18 +146,13 @@ impl System {
 
     /// First unknown of each row block, and Σ d_i at the end.
     pub fn offsets(&self) -> &[usize] {
-        &self.offsets
-    }
-
-    /// Where each D_i begins in [`Self::row_hessian`], and its length at the end.
-    pub fn block_starts(&self) -> &[usize] {
-        &self.block_starts
+        self.blocks.offsets()
     }
 
     /// d, where all row blocks have the same.
     pub fn uniform_dim(&self) -> Option<usize> {
-        let dim = self.offsets[1];
-        self.offsets.windows(2).all(|at| at[1] - at[0] == dim).then_some(dim)
+        let dim = self.offsets()[1];
+        self.offsets().windows(2).all(|at| at[1] - at[0] == dim).then_some(dim)
     }
 
     pub fn row_hessian(&self) -> &[f64] {
@@ -177,14 +169,14 @@ impl System {
 
     /// D_i, d_i x d_i.
     pub fn block(&self, i: usize) -> &[f64] {
-        &self.row_hessian[self.block_starts[i]..self.block_starts[i + 1]]
+        &self.row_hessian[self.blocks.starts()[i]..self.blocks.starts()[i + 1]]
     }
 
     /// The diagonal of H.
     pub fn diagonal(&self) -> Vector {
         let mut row = Vec::with_capacity(self.unknowns());
         for i in 0..self.blocks() {
-            let d = self.offsets[i + 1] - self.offsets[i];
+            let d = self.offsets()[i + 1] - self.offsets()[i];
             row.extend(self.block(i).iter().step_by(d + 1));
         }
         Vector { row, border: self.border_hessian.diagonal(self.border) }
@@ -198,11 +190,11 @@ impl System {
     /// `(H + ridge)·z`.
     pub fn apply_ridged(&self, ridge: Ridge, z: &Vector) -> Vector {
         let mut y = Vector::zeros(self);
-        for (i, at) in self.offsets.windows(2).enumerate() {
+        for (i, at) in self.offsets().windows(2).enumerate() {
             matvec(1.0, self.block(i), &z.row[at[0]..at[1]], &mut y.row[at[0]..at[1]]);
         }
-        self.cross.multiply(&self.offsets, 1.0, &z.border, &mut y.row);
-        self.cross.multiply_transposed(&self.offsets, 1.0, &z.row, &mut y.border);
+        self.cross.multiply(self.offsets(), 1.0, &z.border, &mut y.row);
+        self.cross.multiply_transposed(self.offsets(), 1.0, &z.row, &mut y.border);
         self.border_hessian.multiply(&z.border, &mut y.border);
         if ridge != Ridge::None {
             let diagonal = self.diagonal();
@@ -226,7 +218,7 @@ impl System {
             let whole = basis > 0 && p.is_multiple_of(basis);
             whole.then_some(()).ok_or(SystemError::Basis { basis, border: p })
         };
-        let (got, expected) = (self.row_hessian.len(), self.block_starts[n]);
+        let (got, expected) = (self.row_hessian.len(), self.blocks.numbers());
         if got != expected {
             let shape = match self.uniform_dim() {
                 Some(d) => format!("{n} x {d} x {d}"),
@@ -274,7 +266,7 @@ impl System {
     }
 
     fn check_symmetric(&self) -> Result<(), SystemError> {
-        for (i, at) in self.offsets.windows(2).enumerate() {
+        for (i, at) in self.offsets().windows(2).enumerate() {
             check_symmetric(Block::Row(i), self.block(i), at[1] - at[0])?;
         }
         match &self.border_hessian {

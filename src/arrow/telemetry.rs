@@ -1,6 +1,8 @@
-use std::ops::{AddAssign, Sub};
+use std::ops::AddAssign;
 
 use serde::Serialize;
+
+use crate::device;
 
 /// Where a result was computed and what had to travel for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,45 +33,15 @@ pub struct Telemetry {
     pub frames: u64,
     /// Solves, one a right-hand side.
     pub solves: u64,
-    /// Cholesky factorisations; the row blocks of one frame count as one.
-    pub factorisations: u64,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
-    /// Kernels and library calls sent to a device; a replayed graph is one.
-    pub launches: u64,
-    /// Library handles made (cuBLAS, cuSOLVER).
-    pub handles: u64,
-    /// Device contexts made.
-    pub contexts: u64,
+    /// What the place did for them; on the host, factorisations alone are counted.
+    #[serde(flatten)]
+    pub counts: device::Telemetry,
 }
 
 impl AddAssign for Telemetry {
     fn add_assign(&mut self, other: Self) {
         self.frames += other.frames;
         self.solves += other.solves;
-        self.factorisations += other.factorisations;
-        self.bytes_up += other.bytes_up;
-        self.bytes_down += other.bytes_down;
-        self.launches += other.launches;
-        self.handles += other.handles;
-        self.contexts += other.contexts;
-    }
-}
-
-impl Sub for Telemetry {
-    type Output = Self;
-
-    /// What was counted since `earlier`.
-    fn sub(self, earlier: Self) -> Self {
-        Self {
-            frames: self.frames - earlier.frames,
-            solves: self.solves - earlier.solves,
-            factorisations: self.factorisations - earlier.factorisations,
-            bytes_up: self.bytes_up - earlier.bytes_up,
-            bytes_down: self.bytes_down - earlier.bytes_down,
-            launches: self.launches - earlier.launches,
-            handles: self.handles - earlier.handles,
-            contexts: self.contexts - earlier.contexts,
-        }
+        self.counts += other.counts;
     }
 }

@@ -79,7 +79,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
             system.unknowns(),
             system.border()
         ),
-        format!("path         {}, {:?}, {} corrections", about.path, about.method, about.corrections),
+        format!(
+            "path         {}, {:?} first, {:?} coupling, {:?}, {} corrections",
+            about.path, about.elimination, about.coupling, about.method, about.corrections
+        ),
         format!("ridge        {ridge}"),
         format!("condition    {:.1e} (estimate)", about.condition),
         format!("residual     {residual:.1e}"),

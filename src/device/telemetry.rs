@@ -1,10 +1,13 @@
+use std::ops::{Add, AddAssign, Sub};
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use serde::Serialize;
+
 /// What a device was asked to do: a reading of its counters, or the difference of two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Telemetry {
     /// Bytes copied or read from the host by the device.
     pub bytes_up: u64,
@@ -12,7 +15,7 @@ pub struct Telemetry {
     pub bytes_down: u64,
     /// Kernels launched; those of a replayed graph and of cuBLAS and cuSOLVER calls count as one launch a call.
     pub launches: u64,
-    /// Factorisations or inversions of a border.
+    /// Factorisations and inversions; those of many small blocks at once count as one.
     pub factorisations: u64,
     /// cuBLAS and cuSOLVER handles created.
     pub handles: u64,
@@ -20,9 +23,16 @@ pub struct Telemetry {
     pub contexts: u64,
 }
 
-impl std::ops::Sub for Telemetry {
+impl AddAssign for Telemetry {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Sub for Telemetry {
     type Output = Self;
 
+    /// What was counted since `earlier`.
     fn sub(self, earlier: Self) -> Self {
         Self {
             bytes_up: self.bytes_up - earlier.bytes_up,
@@ -35,7 +45,7 @@ impl std::ops::Sub for Telemetry {
     }
 }
 
-impl std::ops::Add for Telemetry {
+impl Add for Telemetry {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {

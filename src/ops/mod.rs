@@ -21,6 +21,8 @@ macro_rules! program {
 #[cfg(feature = "cuda")]
 pub mod arrow_batch;
 #[cfg(feature = "cuda")]
+pub mod arrow_border;
+#[cfg(feature = "cuda")]
 pub mod arrow_solve;
 pub mod attention;
 pub mod attention_batch;
@@ -41,6 +43,8 @@ pub mod non_finite;
 pub mod pair_solve;
 pub mod polar;
 pub mod polar_batch;
+#[cfg(feature = "cuda")]
+pub mod quadratic_try;
 pub mod rank_one;
 pub mod rank_one_batch;
 pub mod real;
@@ -70,11 +74,14 @@ pub use dtype::Dtype;
 pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
     let rows = [1, 2, 3, 16].into_iter().flat_map(|dim| [row_factor::source(dim), arrow_solve::source(dim)]);
     let batches = (1..=arrow_batch::LARGEST_DIM).map(arrow_batch::source);
+    let others = [
+        spd_inverse::source(spd_inverse::LEAF),
+        arrow_border::source(),
+        quadratic_try::source(),
+        spectrum::source(),
+    ];
     let encoder = programs().into_iter().map(|program| program.source());
-    rows.chain(batches)
-        .chain([spd_inverse::source(spd_inverse::LEAF), spectrum::source()])
-        .chain(encoder)
-        .collect()
+    rows.chain(batches).chain(others).chain(encoder).collect()
 }
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.

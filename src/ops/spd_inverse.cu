@@ -6,7 +6,7 @@
 // Products are cuBLAS's; here are the leaves, the mirror images, and the way in and out of half storage.
 // Half storage: the tiles (I, J), I >= J, of TILE x TILE one after another, tile I(I+1)/2 + J; element (r, c) of a tile
 // at c * TILE + r; beyond p zeros; tiles on the diagonal whole.
-// constants: LEAF (a multiple of 32), TILE (64).
+// constants: LEAF (a multiple of 32), TILE (64), DENSE, IDENTITY, DIAGONAL, KRONECKER (forms of C).
 
 // The inverse of a leaf of order n <= LEAF by the symmetric sweep operator: for each k, with d = a_kk,
 //     a_ij -= a_ik a_kj / d,  a_ik /= d,  a_kk = -1/d,  which ends with -A^-1.
@@ -111,14 +111,24 @@ extern "C" __global__ void __launch_bounds__(256) mirror(
             high[j0 + x + (long long)(i0 + r) * ld] = tile[x][r];
 }
 
+// Entry (i, j) of C, which is never p x p unless it is dense. `form`: DENSE (p x p), IDENTITY (nothing), DIAGONAL (p),
+// KRONECKER (G, basis x basis, with C = G (x) I and p = basis * part).
+__device__ __forceinline__ double border_entry(const double* C, int form, int basis, int part, int p, int i, int j)
+{
+    if (form == DENSE) return C[i + (long long)j * p];
+    if (form == KRONECKER) return i % part == j % part ? C[i / part + (long long)(j / part) * basis] : 0.0;
+    return i != j ? 0.0 : form == DIAGONAL ? C[i] : 1.0;
+}
+
 // scale_j = (c_jj + ridge + s_jj)^-1/2, with S = -Y'Y; 1 where that is not positive, which a pivot then reports.
 extern "C" __global__ void __launch_bounds__(256) border_scale(
-    const double* C, const double* S, int p, double absolute, double relative, double* scale)
+    const double* C, int form, int basis, int part, const double* S, int p, double absolute, double relative,
+    double* scale)
 {
     int j = blockIdx.x * 256 + threadIdx.x;
     if (j >= p) return;
-    long long at = (long long)j * (p + 1);
-    double d = C[at] + absolute + relative * fabs(C[at]) + S[at];
+    double c = border_entry(C, form, basis, part, p, j, j);
+    double d = c + absolute + relative * fabs(c) + S[(long long)j * (p + 1)];
     scale[j] = d > 0.0 ? 1.0 / sqrt(d) : 1.0;
 }
 
@@ -149,8 +159,8 @@ __device__ void tile_of(int t, int& I, int& J)
 // triangle of the inverse of the scaled matrix and gets both triangles of diag(scale) S diag(scale), and so does `half`.
 // `sums` gets the 1-norm parts of the scaled matrix either way.
 extern "C" __global__ void __launch_bounds__(256) half_tiles(
-    int assemble, const double* C, double* S, const double* scale, int p, double absolute, double relative,
-    double* half, double* sums)
+    int assemble, const double* C, int form, int basis, int part, double* S, const double* scale, int p,
+    double absolute, double relative, double* half, double* sums)
 {
     __shared__ double tile[TILE][TILE + 1];
     int I, J;
@@ -165,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(256) half_tiles(
             v = S[low + (long long)high * p];
             double s = scale[i] * scale[j];
             if (assemble) {
-                double b = C[low + (long long)high * p];
+                double b = border_entry(C, form, basis, part, p, low, high);
                 v += b;
                 if (i == j) v += absolute + relative * fabs(b);
                 scaled = v * s;
@@ -204,11 +214,31 @@ extern "C" __global__ void __launch_bounds__(256) whole_from_half(const double* 
     }
 }
 
-// pivots[j] = l_jj^2 for a Cholesky factor of order p; thread j owns pivot j.
-extern "C" __global__ void __launch_bounds__(256) squared_diagonal(const double* factor, int p, double* pivots)
+// panel <- the columns from tile column `first` on of the whole matrix out of half storage, p rows each. Block (I, x)
+// owns tile (I, first + x).
+extern "C" __global__ void __launch_bounds__(256) panel_from_half(
+    const double* half, double* panel, int p, int first)
+{
+    int I = blockIdx.x, J = first + blockIdx.y;
+    int low = max(I, J), high = min(I, J);
+    const double* packed = half + ((long long)low * (low + 1) / 2 + high) * TILE * TILE;
+    for (int e = threadIdx.x; e < TILE * TILE; e += 256) {
+        int r = e % TILE, c = e / TILE, i = I * TILE + r, j = J * TILE + c;
+        if (i < p && j < p)
+            panel[i + (long long)(j - first * TILE) * p] = packed[I >= J ? c * TILE + r : r * TILE + c];
+    }
+}
+
+// pivots[j] = l_jj^2 for a Cholesky factor of order p; thread j owns pivot j. `status` gets the smallest index of one that
+// is not positive and finite.
+extern "C" __global__ void __launch_bounds__(256) squared_diagonal(
+    const double* factor, int p, double* pivots, int* status)
 {
     int j = blockIdx.x * 256 + threadIdx.x;
-    if (j < p) pivots[j] = factor[(long long)j * (p + 1)] * factor[(long long)j * (p + 1)];
+    if (j >= p) return;
+    double pivot = factor[(long long)j * (p + 1)] * factor[(long long)j * (p + 1)];
+    pivots[j] = pivot;
+    if (!(pivot > 0.0 && pivot <= 1.7976931348623157e308)) atomicMin(status, j);
 }
 
 // The largest column sum. One block of 1024 threads; thread t owns the columns t, t + 1024, ...

@@ -17,10 +17,37 @@ pub const LEAF: usize = 64;
 /// product of the whole square is faster than several launches.
 const PANELLED: usize = 1024;
 
-/// The kernels `invert_leaf`, `mirror`, `border_scale`, `half_tiles`, `whole_from_half`,
+/// How the kernels that assemble a matrix are given its border C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// p x p.
+    Dense,
+    /// No numbers.
+    Identity,
+    /// p numbers.
+    Diagonal,
+    /// G, `basis` x `basis`, of `C = G ⊗ I`.
+    Kronecker { basis: usize },
+}
+
+impl Form {
+    /// (form, M, r) as the kernels take them.
+    pub fn arguments(self, p: usize) -> (usize, usize, usize) {
+        match self {
+            Self::Dense => (0, 1, 1),
+            Self::Identity => (1, 1, 1),
+            Self::Diagonal => (2, 1, 1),
+            Self::Kronecker { basis } => (3, basis, p / basis),
+        }
+    }
+}
+
+/// The kernels `invert_leaf`, `mirror`, `border_scale`, `half_tiles`, `whole_from_half`, `panel_from_half`,
 /// `squared_diagonal`, `norm_one`.
 pub fn source(leaf: usize) -> Source {
-    let constants = vec![("LEAF", leaf as i64), ("TILE", TILE as i64)];
+    let sizes = [("LEAF", leaf as i64), ("TILE", TILE as i64)];
+    let forms = [("DENSE", 0), ("IDENTITY", 1), ("DIAGONAL", 2), ("KRONECKER", 3)];
+    let constants = sizes.into_iter().chain(forms).collect();
     Source { name: "spd_inverse", prelude: "", text: include_str!("spd_inverse.cu"), constants }
 }
 

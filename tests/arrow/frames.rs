@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use faer::{Mat, Side};
 use lapidary::arrow::{
-    Border, Cross, Elimination, Frame, Method, Path, Ridge, Rows, System, Vector, build_and_solve, fixtures,
+    Border, Coupling, Cross, Elimination, Frame, Method, Path, Ridge, Rows, System, Vector, build_and_solve,
+    fixtures,
 };
 
 use super::*;
@@ -118,6 +119,8 @@ fn structured_borders_equal_dense_ones() {
             let rhs = fixtures::random_vector(&system, 5);
             let (mut frame, mut plain_frame) = (build(&system, ridge), build(&plain, ridge));
             assert_eq!(frame.about().elimination, Elimination::Border);
+            let kronecker = matches!(system.border_hessian(), Border::Kronecker { .. });
+            assert_eq!(frame.about().coupling == Coupling::Factored, kronecker);
             assert_eq!(plain_frame.about().elimination, Elimination::Rows);
             let (step, plain_step) = (frame.solve(&rhs).unwrap().step, plain_frame.solve(&rhs).unwrap().step);
             assert!(difference(&step, &plain_step) < 1e-13);
@@ -189,9 +192,17 @@ fn one_call_counts_its_frame() {
     let system = Arc::new(fixtures::well_conditioned(fixtures::SMALL).unwrap());
     let rhs = fixtures::random_vector(&system, 1);
     let once = build_and_solve(&system, &rhs, &params(Ridge::None)).unwrap();
-    assert_eq!((once.telemetry.frames, once.telemetry.solves, once.telemetry.factorisations), (1, 1, 2));
+    assert_eq!(
+        (once.telemetry.frames, once.telemetry.solves, once.telemetry.counts.factorisations),
+        (1, 1, 2)
+    );
     assert_eq!(once.about.path, Path::Host);
     let mut frame = Frame::build(&system, &params(Ridge::None)).unwrap();
     assert_eq!(frame.solve(&rhs).unwrap().telemetry.frames, 0);
     assert_eq!(frame.solve(&rhs).unwrap().step, once.step);
+    // Rows and capacitance, and G of a Kronecker border.
+    for (border, factorisations) in [(Border::Diagonal(vec![4.0; 36]), 2), (gram(), 3)] {
+        let built = build(&Arc::new(factored(border)), Ridge::None).built();
+        assert_eq!(built.counts.factorisations, factorisations);
+    }
 }

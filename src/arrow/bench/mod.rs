@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+mod fixture;
 mod machine;
 
 use std::hint::black_box;
@@ -18,8 +19,8 @@ use super::bundle::{self, BundleError};
 use super::fixtures::{self, Shape};
 use super::vector::largest;
 use super::{
-    Backend, Batch, BatchError, Border, Budget, Frame, FrameError, NewtonError, NewtonParams, Outcome,
-    Params, Ridge, Status, System, SystemError, Vector, build_and_solve, newton, sweep,
+    Backend, Batch, BatchError, Budget, Frame, FrameError, NewtonError, NewtonParams, Outcome, Params, Ridge,
+    Status, System, SystemError, Vector, build_and_solve, newton, sweep,
 };
 use crate::ops::splitmix::SplitMix64;
 
@@ -104,7 +105,11 @@ fn run_host(params: &BenchParams, figures: &mut Vec<Figure>, tell: &dyn Fn(&str)
     bench.push("gemm_rate", bench.rates.gemm / 1e9, "GFLOP/s");
     for (case, shape) in [("color_arm", fixtures::COLOR_ARM), ("qwen", fixtures::QWEN)] {
         tell(case);
-        bench.fixture(case, shape)?;
+        bench.fixture(case, fixtures::well_conditioned(shape)?)?;
+    }
+    for (case, system) in structured()? {
+        tell(case);
+        bench.fixture(case, system)?;
     }
     tell("ill-conditioned");
     bench.ill_conditioned()?;
@@ -184,58 +189,6 @@ impl Bench<'_> {
             return Ok(residual);
         }
         Err(BenchError::Residual { case: case.into(), residual })
-    }
-
-    fn fixture(&mut self, case: &str, shape: Shape) -> Result<(), BenchError> {
-        let params = self.frame_params();
-        let system = Arc::new(fixtures::well_conditioned(shape)?);
-        let norm = system.norm2(Ridge::None);
-        let wide: Vec<Vector> =
-            (0..WIDE as u64).map(|k| system.apply(&fixtures::random_vector(&system, k))).collect();
-        let mut frame = Frame::build(&system, &params)?;
-        let solution = frame.solve(&wide[0])?;
-        let residual = self.check(case, system.residual(Ridge::None, norm, &solution.step, &wide[0]))?;
-        let steps = frame.solve_many(&wide)?.steps;
-        let residuals =
-            steps.iter().zip(&wide).map(|(step, rhs)| system.residual(Ridge::None, norm, step, rhs));
-        let wide_residual = self.check(case, largest(residuals))?;
-
-        let (runs, few) = (self.params.runs, (self.params.runs / 10).max(3));
-        let solve = median_of(runs, || frame.solve(&wide[0]).map(drop))?;
-        let many = median_of(few, || frame.solve_many(&wide).map(drop))?;
-        drop(frame);
-        let build = median_of(few, || Frame::build(&system, &params).map(drop))?;
-        let both = median_of(few, || build_and_solve(&system, &wide[0], &params).map(drop))?;
-
-        let (m, p) = (system.unknowns() as f64, system.border() as f64);
-        let bytes = 8.0 * (p * p + 2.0 * m * p);
-        let floor = 1e3 * bytes / self.rates.copy;
-        let products = 2.0 * WIDE as f64 * (p * p + 2.0 * m * p);
-        let wide_floor = (1e3 * products / self.rates.gemm).max(floor);
-        let frame_floor = self.frame_floor(&system);
-        self.push(&format!("{case}.floor_ms"), floor, "ms");
-        let reads = "S once and B twice at the copy rate";
-        let figure = self.push(&format!("{case}.resident_ms"), 1e3 * solve, "ms");
-        (figure.floor, figure.residual) = (Some((floor, reads)), Some(residual));
-        let figure = self.push(&format!("{case}.many64_ms"), 1e3 * many, "ms");
-        figure.floor = Some((wide_floor, "its products at the GEMM rate"));
-        figure.residual = Some(wide_residual);
-        self.push(&format!("{case}.frame_ms"), 1e3 * build, "ms").floor =
-            Some((1e3 * frame_floor, "faer's Cholesky of the border and a SYRK at the GEMM rate"));
-        self.push(&format!("{case}.reupload_ms"), 1e3 * both, "ms");
-        self.push(&format!("{case}.reupload_ratio"), both / solve, "1");
-        Ok(())
-    }
-
-    /// Seconds of faer's Cholesky of the border and of a SYRK at the rate of the product.
-    fn frame_floor(&self, system: &System) -> f64 {
-        let (m, p) = (system.unknowns() as f64, system.border());
-        let Border::Dense(border) = system.border_hessian() else { return 0.0 };
-        let border = faer::MatRef::from_column_major_slice(border, p, p);
-        let cholesky = median(3, || {
-            black_box(border.llt(faer::Side::Lower).is_ok());
-        });
-        cholesky + (p * p) as f64 * m / self.rates.gemm
     }
 
     fn ill_conditioned(&mut self) -> Result<(), BenchError> {
@@ -346,6 +299,18 @@ impl Bench<'_> {
         self.push(&format!("{case}.try_ms"), 1e3 * seconds / f64::from(summary.tries.max(1)), "ms");
         Ok(())
     }
+}
+
+/// Basis functions of the Kronecker border that is measured.
+const BASIS: usize = 64;
+
+/// The shortcuts of structured borders, reported apart: color_arm's shape with a diagonal border and a dense cross
+/// block, and with a Kronecker border and a cross block of factors.
+fn structured() -> Result<[(&'static str, System); 2], SystemError> {
+    Ok([
+        ("color_arm.structured_diagonal", fixtures::diagonal_border(fixtures::COLOR_ARM)?),
+        ("color_arm.structured_kronecker", fixtures::kronecker_border(fixtures::COLOR_ARM, BASIS)?),
+    ])
 }
 
 /// Small systems of one shape, drawn as the fixtures are.

@@ -1,305 +1,161 @@
-use super::parts::Slabs;
-use super::{CudaFrame, DeviceSlabs};
-use crate::arrow::frame::{FrameError, Method};
+use super::core::CoreError;
+use super::{CudaFrame, DeviceSlabs, First, HostSlabs, Slabs};
+use crate::arrow::frame::FrameError;
 use crate::arrow::rows::not_positive;
 use crate::arrow::{Block, Ridge};
-use crate::device::cuda::{Args, Buffer, Grid, Op, Solver, Stream};
+use crate::device::cuda::Event;
 use crate::device::{DeviceError, Telemetry};
-use crate::ops::cholesky::NonPositivePivot;
-use crate::ops::spd_inverse::{Work, half_tiles};
-
-/// 1-norm condition of the scaled Schur complement up to which a product with the explicit inverse needs no
-/// correction: its residual is about κ·ε, and 1e-14 is asked for.
-const PLAIN: f64 = 30.0;
-/// Up to here one correction is enough: it squares κ·ε times a factor that grows with the order (measured below 1e3).
-const ONE_CORRECTION: f64 = 1e5;
-/// Up to here two are. Beyond, inverses by halves lose what corrections could build on: triangular solves instead.
-const TWO_CORRECTIONS: f64 = 1e7;
-
-/// No pivot failed: what `status` is filled with, byte by byte.
-const FINE: i32 = 0x7f7f_7f7f;
-
-/// One factorisation or inversion of a border.
-const FACTORISATION: Telemetry =
-    Telemetry { factorisations: 1, bytes_up: 0, bytes_down: 0, launches: 0, handles: 0, contexts: 0 };
 
 impl CudaFrame {
     /// Factors `H + ridge`. Slabs on the device are only read.
     ///
     /// ```text
-    ///     L_i = chol(D_i + ρ)    Y_i = L_i⁻¹B_i    S = C + ρ − ΣY_iᵀY_i    S⁻¹ by halves of S scaled to ones
+    ///     rows first:    L_i = chol(D_i + ρ)    Y_i = L_i⁻¹B_i    S = C + ρ − ΣY_iᵀY_i
+    ///     border first:  C + ρ = E·Eᵀ    Z = L⁻¹·B·E⁻ᵀ    K = I − Z·Zᵀ
+    ///     either:        the inverse of S or K by halves, scaled to a diagonal of ones
     /// ```
     ///
-    /// The 1-norm condition of the scaled S is known from both norms, and decides between the explicit inverse with 0, 1 or
-    /// 2 corrections and triangular solves.
+    /// A structured border is eliminated first where the rows are fewer. The 1-norm condition of the scaled matrix is
+    /// known from both norms, and decides between the explicit inverse with 0, 1 or 2 corrections and triangular solves.
     ///
     /// # Errors
     /// Slabs of another shape; a block that is not positive definite; whatever the device says.
     pub fn factor(&mut self, slabs: Slabs<'_>, ridge: Ridge) -> Result<(), FrameError> {
         slabs.check(&self.layout)?;
+        self.begin(ridge)?;
+        match slabs {
+            Slabs::Device(slabs) => self.factor_on_device(slabs, ridge),
+            Slabs::Host(slabs) => self.factor_from_host(slabs, ridge),
+        }
+    }
+
+    /// Factors what was sent from the host last, under another ridge: no slab travels.
+    ///
+    /// # Errors
+    /// As [`Self::factor`]; nothing was sent before.
+    pub fn refactor(&mut self, ridge: Ridge) -> Result<(), FrameError> {
+        self.begin(ridge)?;
+        let Some(sent) = self.sent.take() else { return Err(FrameError::NotFactored) };
+        let result = self.factor_on_device(&sent, ridge);
+        self.sent = Some(sent);
+        result
+    }
+
+    /// Sends slabs without factoring them: [`Self::refactor`] does.
+    pub(super) fn send(&mut self, slabs: HostSlabs<'_>) -> Result<(), FrameError> {
+        Slabs::Host(slabs).check(&self.layout)?;
+        self.factored = false;
+        let sent = self.room_for(slabs)?;
+        let queued = self.queue_slabs(&sent, slabs);
+        let waits = [self.copies.wait(), self.queue.stream.wait()];
+        self.sent = Some(sent);
+        queued?;
+        Ok(waits.into_iter().collect::<Result<(), _>>()?)
+    }
+
+    fn begin(&mut self, ridge: Ridge) -> Result<(), FrameError> {
         if !ridge.is_valid() {
             return Err(FrameError::Ridge { ridge });
         }
         self.factored = false;
         self.graph = None;
-        if self.inversion.is_none() {
-            self.inversion = Some(self.stream.capture(|| self.queue_inversion())?);
-        }
+        self.core.record(&self.queue)?;
         self.about.ridge = ridge;
         self.about.condition = f64::NAN;
-        match slabs {
-            Slabs::Device(slabs) => {
-                let queued = self.queue(slabs, ridge, false);
-                let waited = self.stream.wait();
-                queued.and(waited)?;
-            }
-            Slabs::Host { row_hessian, cross, border } => {
-                let upload = match self.upload.take() {
-                    Some(upload) => upload,
-                    None => DeviceSlabs::new(self.cuda(), &self.layout)?,
-                };
-                // The border travels on a second stream while the rows are eliminated.
-                let sent = (|| {
-                    // SAFETY: both streams are waited for below, whatever fails here.
-                    unsafe {
-                        upload.row_hessian.queue_upload(&self.stream, row_hessian)?;
-                        upload.cross.queue_upload(&self.stream, cross)?;
-                        upload.border.queue_upload(&self.copies, border)?;
-                    }
-                    self.copied.record(&self.copies)?;
-                    self.queue(&upload, ridge, true)
-                })();
-                // Nothing may still read the caller's slabs when this returns.
-                let waits = [self.copies.wait(), self.stream.wait()];
-                self.upload = Some(upload);
-                sent?;
-                waits.into_iter().collect::<Result<(), _>>()?;
-            }
-        }
-        self.stream.count(FACTORISATION);
-        self.choose(ridge)?;
-        self.factored = true;
         Ok(())
     }
 
-    /// Queues everything up to the inverse and its norms.
-    fn queue(&self, slabs: &DeviceSlabs, ridge: Ridge, border_follows: bool) -> Result<(), DeviceError> {
-        self.status.fill_bytes(&self.stream, FINE.to_ne_bytes()[0])?;
-        self.eliminate_rows(slabs, ridge)?;
-        if border_follows {
-            self.stream.wait_for(&self.copied)?;
-        }
-        self.assemble(slabs, ridge)?;
-        if let Some(inversion) = &self.inversion {
-            inversion.replay(&self.stream)?;
-        }
-        self.half_tiles(None, &self.half_inverse, 1)?;
-        // SAFETY: `factor` looks at them only after it waited for the stream, and waits also after an error.
-        unsafe {
-            self.status.queue_download(&self.stream, &self.status_seen, 0, 2)?;
-            self.norms.queue_download(&self.stream, &self.norms_seen, 0, 2)?;
-            self.scale.queue_download(&self.stream, &self.scale_seen, 0, self.scale.len())?;
-            self.pivots.queue_download(&self.stream, &self.pivots_seen, 0, self.pivots.len())
-        }
+    fn factor_on_device(&mut self, slabs: &DeviceSlabs, ridge: Ridge) -> Result<(), FrameError> {
+        let root = self.make_root(slabs, ridge);
+        let queued = self.queue_build(slabs, ridge, root.is_ok(), None);
+        let waited = self.queue.stream.wait();
+        queued.and(waited)?;
+        self.settle(root, ridge)
     }
 
-    /// The inverse by halves: hundreds of small launches on buffers of the frame alone, so they are recorded once.
-    fn queue_inversion(&self) -> Result<(), DeviceError> {
-        let work = Work {
-            matrix: &self.matrix,
-            order: self.layout.border(),
-            scratch: &self.scratch,
-            pivots: &self.pivots,
-            // Leaves report pivots by their index in `pivots`.
-            first_pivot: self.layout.unknowns(),
-            status: self.status.at(1),
+    fn factor_from_host(&mut self, slabs: HostSlabs<'_>, ridge: Ridge) -> Result<(), FrameError> {
+        let sent = self.room_for(slabs)?;
+        let root = self.make_root(&sent, ridge);
+        // The border travels on a second stream while the rows are eliminated.
+        let queued = self.queue_slabs(&sent, slabs).and_then(|()| {
+            self.copied.record(&self.copies)?;
+            self.queue_build(&sent, ridge, root.is_ok(), Some(&self.copied))
+        });
+        // Nothing may still read the caller's slabs when this returns.
+        let waits = [self.copies.wait(), self.queue.stream.wait()];
+        self.sent = Some(sent);
+        queued?;
+        waits.into_iter().collect::<Result<(), _>>()?;
+        self.settle(root, ridge)
+    }
+
+    fn room_for(&mut self, slabs: HostSlabs<'_>) -> Result<DeviceSlabs, FrameError> {
+        let mut sent = match self.sent.take() {
+            Some(sent) => sent,
+            None => DeviceSlabs::new(self.cuda(), &self.layout)?,
         };
-        // SAFETY: the buffers were made for this order and leaf.
-        unsafe { self.inverse.invert(&self.stream, &self.blas, &work) }
+        sent.keep_structure(&self.layout, slabs);
+        Ok(sent)
     }
 
-    /// L and Y.
-    fn eliminate_rows(&self, slabs: &DeviceSlabs, ridge: Ridge) -> Result<(), DeviceError> {
-        let (n, p, pitch) = (self.layout.blocks(), self.layout.border(), self.layout.pitch());
-        let (absolute, relative) = on_row(ridge);
-        let rows = |args: Args| args.pointer(self.offsets.address()).pointer(self.starts.address());
-        let mut factor = rows(Args::new().pointer(slabs.row_hessian.address()))
-            .double(absolute)
-            .double(relative)
-            .int(n)
-            .pointer(self.l.address())
-            .pointer(self.pivots.address())
-            .pointer(self.status.address());
-        let grid = Grid { blocks: (n.div_ceil(4), 1), threads: 128 };
-        let mut couple = rows(Args::new().pointer(slabs.cross.address()).pointer(self.l.address()))
-            .int(n)
-            .int(p)
-            .int(pitch)
-            .pointer(self.y.address());
-        let columns = Grid { blocks: (pitch.div_ceil(128), n.min(65_535)), threads: 128 };
-        // SAFETY: arguments in the kernels' order; buffers made for this layout.
+    fn queue_slabs(&self, to: &DeviceSlabs, from: HostSlabs<'_>) -> Result<(), DeviceError> {
+        // SAFETY: `factor_from_host` waits for both streams, whatever fails here.
         unsafe {
-            self.kernels.factor_rows.launch(&self.stream, grid, &mut factor)?;
-            self.kernels.couple_rows.launch(&self.stream, columns, &mut couple)
+            to.row_hessian.queue_upload(&self.queue.stream, from.row_hessian)?;
+            to.cross.queue_upload(&self.queue.stream, from.cross)?;
+            to.basis.queue_upload(&self.queue.stream, from.basis)?;
+            to.border.queue_upload(&self.copies, from.border)
         }
     }
 
-    /// S, scaled in `matrix`, plain in `half`, and its 1-norm.
-    fn assemble(&self, slabs: &DeviceSlabs, ridge: Ridge) -> Result<(), DeviceError> {
-        let (m, p, pitch) = (self.layout.unknowns(), self.layout.border(), self.layout.pitch());
-        let panel = p.div_ceil(self.tuning.panels).next_multiple_of(128);
-        let ops = (Op::None, Op::Transposed);
-        for at in (0..p).step_by(panel) {
-            let y = (self.y.at(at), pitch);
-            let shape = (p - at, panel.min(p - at), m);
-            // SAFETY: the panel lies inside Y and the matrix.
-            unsafe { self.blas.gemm(ops, shape, (-1.0, 0.0), y, y, (self.matrix.at(at + at * p), p))? };
+    /// The root of a structured border; rows have none, and come first where both fail.
+    fn make_root(&mut self, slabs: &DeviceSlabs, ridge: Ridge) -> Result<(), FrameError> {
+        match &mut self.first {
+            First::Rows(_) => Ok(()),
+            First::Border(border) => border.make_root(&self.queue, &self.layout, slabs, ridge),
         }
-        let (absolute, relative) = on_border(ridge);
-        let mut scale = Args::new()
-            .pointer(slabs.border.address())
-            .pointer(self.matrix.address())
-            .int(p)
-            .double(absolute)
-            .double(relative)
-            .pointer(self.scale.address());
-        let grid = Grid { blocks: (p.div_ceil(256), 1), threads: 256 };
-        // SAFETY: as above.
-        unsafe { self.kernels.border_scale.launch(&self.stream, grid, &mut scale)? };
-        self.half_tiles(Some((slabs, ridge)), &self.half, 0)
     }
 
-    /// In (with slabs) or out of the scaled matrix, and the norm of the scaled one.
-    fn half_tiles(
+    /// Queues everything up to the inverse and its norms; without a root, the row blocks alone.
+    fn queue_build(
         &self,
-        assemble: Option<(&DeviceSlabs, Ridge)>,
-        half: &Buffer<f64>,
-        norm: usize,
+        slabs: &DeviceSlabs,
+        ridge: Ridge,
+        has_root: bool,
+        border_follows: Option<&Event>,
     ) -> Result<(), DeviceError> {
-        let p = self.layout.border();
-        let (absolute, relative) = assemble.map_or((0.0, 0.0), |(_, ridge)| on_border(ridge));
-        let mut tiles = Args::new()
-            .int(usize::from(assemble.is_some()))
-            .pointer(assemble.map_or(0, |(slabs, _)| slabs.border.address()))
-            .pointer(self.matrix.address())
-            .pointer(self.scale.address())
-            .int(p)
-            .double(absolute)
-            .double(relative)
-            .pointer(half.address())
-            .pointer(self.sums.address());
-        let mut largest = Args::new().pointer(self.sums.address()).int(p).pointer(self.norms.at(norm));
-        // SAFETY: as above.
-        unsafe {
-            let grid = Grid { blocks: (self.tiles(), 1), threads: 256 };
-            self.kernels.half_tiles.launch(&self.stream, grid, &mut tiles)?;
-            let grid = Grid { blocks: (1, 1), threads: 1024 };
-            self.kernels.norm_one.launch(&self.stream, grid, &mut largest)
+        let parts = (&self.layout, &self.rows, &self.products, &self.core);
+        self.rows.queue_factor(&self.queue, &slabs.row_hessian, ridge)?;
+        match &self.first {
+            _ if !has_root => Ok(()),
+            First::Rows(rows) => {
+                rows.queue(&self.queue, parts, (slabs, ridge), (self.tuning.panels, border_follows))
+            }
+            First::Border(border) => border.queue(&self.queue, parts, slabs),
         }
     }
 
-    /// Reads the verdict and settles the method.
-    fn choose(&mut self, ridge: Ridge) -> Result<(), FrameError> {
-        let [row_status, border_status] = [self.status_seen[0], self.status_seen[1]];
-        if row_status != FINE {
-            return Err(self.row_failure(row_status as usize, ridge));
-        }
-        let condition = self.norms_seen[0] * self.norms_seen[1];
+    /// Reads the verdicts, rows before the border, and settles the method.
+    fn settle(&mut self, root: Result<(), FrameError>, ridge: Ridge) -> Result<(), FrameError> {
+        self.rows.settle(&self.queue, ridge)?;
+        root?;
+        let settled = self.core.settle(&self.queue);
+        settled.map_err(|error| match (error, &self.first) {
+            (CoreError::Device(error), _) => error.into(),
+            (CoreError::Pivot(failed, height), First::Rows(_)) => not_positive(Block::Border, failed, height),
+            (CoreError::Pivot(failed, _), First::Border(_)) => {
+                self.rows.too_strong(&self.queue, failed, ridge)
+            }
+        })?;
+        let (condition, factorisations) = match &self.first {
+            First::Rows(_) => (self.core.condition, 0),
+            First::Border(border) => (self.core.condition.max(border.condition()), border.factorisations()),
+        };
+        self.queue.stream.count(Telemetry { factorisations, ..Telemetry::default() });
         self.about.condition = condition;
-        self.about.method = Method::ExplicitInverse;
-        self.about.corrections = match condition {
-            c if c <= PLAIN => 0,
-            c if c <= ONE_CORRECTION => 1,
-            c if c <= TWO_CORRECTIONS => 2,
-            _ => return self.factor_border(border_status),
-        };
-        if border_status != FINE { self.factor_border(border_status) } else { Ok(()) }
-    }
-
-    /// chol(S) in place of the inverse. A border that only the inverse by halves found indefinite is decided here.
-    fn factor_border(&mut self, border_status: i32) -> Result<(), FrameError> {
-        let p = self.layout.border();
-        self.about.method = Method::TriangularSolves;
-        self.about.corrections = 0;
-        let cholesky = match self.cholesky.take() {
-            Some(cholesky) => cholesky,
-            None => Cholesky::new(&self.stream, p)?,
-        };
-        let Cholesky { solver, scratch, info } = self.cholesky.insert(cholesky);
-        let mut whole = Args::new().pointer(self.half.address()).pointer(self.matrix.address()).int(p);
-        // SAFETY: as above.
-        unsafe {
-            let grid = Grid { blocks: (half_tiles(p), 1), threads: 256 };
-            self.kernels.whole_from_half.launch(&self.stream, grid, &mut whole)?;
-            solver.potrf(p, (self.matrix.address(), p), scratch, info)?;
-        }
-        let failed = info.to_vec(&self.stream, 1)?[0];
-        self.stream.count(FACTORISATION);
-        if failed == 0 {
-            return self.read_pivots();
-        }
-        let scale = &self.scale_seen;
-        let (index, pivot) = if border_status == FINE {
-            (failed as usize - 1, 0.0)
-        } else {
-            let at = border_status as usize;
-            let index = at - self.layout.unknowns();
-            (index, self.pivots_seen[at] / scale[index].powi(2))
-        };
-        let largest = scale.iter().fold(0.0_f64, |most, s| most.max(s.powi(-2)));
-        Err(not_positive(Block::Border, NonPositivePivot { index, pivot }, largest))
-    }
-
-    /// The squared pivots of chol(S), for the determinant.
-    fn read_pivots(&self) -> Result<(), FrameError> {
-        let (m, p) = (self.layout.unknowns(), self.layout.border());
-        let mut args = Args::new().pointer(self.matrix.address()).int(p).pointer(self.pivots.at(m));
-        let grid = Grid { blocks: (p.div_ceil(256), 1), threads: 256 };
-        // SAFETY: as above.
-        unsafe { self.kernels.squared_diagonal.launch(&self.stream, grid, &mut args)? };
-        // SAFETY: waited for right here.
-        let queued = unsafe { self.pivots.queue_download(&self.stream, &self.pivots_seen, 0, m + p) };
-        let waited = self.stream.wait();
-        Ok(queued.and(waited)?)
-    }
-
-    fn row_failure(&self, at: usize, ridge: Ridge) -> FrameError {
-        let block = self.layout.offsets().partition_point(|first| *first <= at) - 1;
-        let index = at - self.layout.offsets()[block];
-        // The first pivot of a block is its first diagonal entry: a scale for the suggested ridge.
-        let first = self.pivots_seen[at - index] - ridge.on_row(0.0);
-        not_positive(Block::Row(block), NonPositivePivot { index, pivot: self.pivots_seen[at] }, first.abs())
-    }
-}
-
-/// cuSOLVER's Cholesky, made when a border first asks for triangular solves.
-pub(super) struct Cholesky {
-    solver: Solver,
-    scratch: Buffer<f64>,
-    info: Buffer<i32>,
-}
-
-impl Cholesky {
-    fn new(stream: &Stream, p: usize) -> Result<Self, DeviceError> {
-        let solver = Solver::new(stream)?;
-        let scratch = Buffer::new(stream.cuda(), solver.potrf_scratch(p)?)?;
-        Ok(Self { solver, scratch, info: Buffer::new(stream.cuda(), 1)? })
-    }
-}
-
-/// A ridge as the two numbers that kernels add: `h + absolute + relative·h`.
-fn on_row(ridge: Ridge) -> (f64, f64) {
-    match ridge {
-        Ridge::None => (0.0, 0.0),
-        Ridge::Absolute { row, .. } => (row, 0.0),
-        Ridge::Relative(rho) => (0.0, rho),
-    }
-}
-
-fn on_border(ridge: Ridge) -> (f64, f64) {
-    match ridge {
-        Ridge::None => (0.0, 0.0),
-        Ridge::Absolute { border, .. } => (border, 0.0),
-        Ridge::Relative(rho) => (0.0, rho),
+        self.about.method = self.core.method;
+        self.about.corrections = self.core.corrections;
+        self.factored = true;
+        Ok(())
     }
 }

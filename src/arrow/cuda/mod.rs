@@ -1,80 +1,86 @@
 //! The frame on an NVIDIA card: slabs go up once, right-hand sides and steps travel through pinned memory.
 
 mod batch;
+mod border;
 mod build;
+mod core;
+mod coupling;
 mod lane;
-mod parts;
+mod layout;
+mod operator;
 mod pool;
+mod quadratic;
+mod rows;
+mod schur;
+mod slabs;
 mod solve;
 mod wide;
 
 use std::sync::Arc;
 
-use super::frame::{About, Elimination, FrameError, Method};
-use super::{Budget, Path, Ridge, System, Telemetry, Vector};
-use crate::device::cuda::{Blas, Buffer, Cuda, Event, Graph, Pinned, Stream};
-use crate::ops::spd_inverse::{SpdInverse, TILE, half_len, half_tiles, scratch_len};
+use super::frame::{About, Coupling, Elimination, FrameError, Method};
+use super::memory::card_frame_bytes;
+use super::{Budget, Path, Ridge, System, Vector};
+use crate::device::cuda::{Blas, Cuda, Event, Graph, Pinned, Stream};
+use crate::device::{DeviceError, Telemetry};
 
 pub use batch::{SmallBatch, SmallBatchError};
 pub use lane::Lane;
-pub use parts::{DeviceSlabs, Layout, Slabs, Tuning};
+pub use layout::{Layout, Tuning};
 pub use pool::CudaPool;
 pub(super) use pool::Leased;
+pub(super) use quadratic::OnCard;
+pub use slabs::{DeviceSlabs, HostSlabs, Slabs};
 
-use build::Cholesky;
-use parts::Kernels;
+use border::BorderFirst;
+use core::Core;
+use coupling::Products;
+use rows::Rows;
+use schur::RowsFirst;
 use wide::Wide;
 
 /// Everything of `(H + ridge)⁻¹` on one card, with its own stream, handles and buffers; built by [`Self::factor`] as
 /// often as wanted without a new allocation.
 ///
-/// | buffer | numbers | holds |
+/// | part | numbers | holds |
 /// |---|---|---|
-/// | `l` | Σ d_i² | L_i |
-/// | `y` | Σ d_i x pitch | Y_i |
-/// | `matrix` | p x p | S⁻¹, both triangles, or chol(S) |
-/// | `half` · `half_inverse` | p(p + 64)/2 each | S and S⁻¹, tiles of the lower triangle |
+/// | slabs | those of the system | what was sent from the host |
+/// | rows | Σ d_i² | L_i |
+/// | rows first | Σ d_i x pitch | Y |
+/// | or border first | Σ d_i x pitch (with shared factors Σ d_i x r); p, or M x M | Z; the border's root |
+/// | core | 2 q² | what is left: the border's Schur complement (q = p), or the rows' capacitance (q = Σ d_i) |
 pub struct CudaFrame {
-    stream: Stream,
+    queue: Queue,
     copies: Stream,
     copied: Event,
-    blas: Blas,
-    kernels: Kernels,
-    inverse: SpdInverse,
     layout: Layout,
     tuning: Tuning,
-    offsets: Buffer<i32>,
-    starts: Buffer<i32>,
-    l: Buffer<f64>,
-    y: Buffer<f64>,
-    matrix: Buffer<f64>,
-    half: Buffer<f64>,
-    half_inverse: Buffer<f64>,
-    scratch: Buffer<f64>,
-    scale: Buffer<f64>,
-    pivots: Buffer<f64>,
-    status: Buffer<i32>,
-    norms: Buffer<f64>,
-    sums: Buffer<f64>,
-    parts: Buffer<f64>,
-    u: Buffer<f64>,
-    v: Buffer<f64>,
-    x: Buffer<f64>,
-    rest: Buffer<f64>,
-    upload: Option<DeviceSlabs>,
+    rows: Rows,
+    products: Products,
+    core: Core,
+    first: First,
+    /// What was sent from the host last.
+    sent: Option<DeviceSlabs>,
     rhs: Pinned<f64>,
     step: Pinned<f64>,
-    status_seen: Pinned<i32>,
-    norms_seen: Pinned<f64>,
-    pivots_seen: Pinned<f64>,
-    scale_seen: Pinned<f64>,
-    inversion: Option<Graph>,
-    graph: Option<Graph>,
+    /// The solve between two addresses, recorded.
+    graph: Option<([u64; 2], Graph)>,
     wide: Option<Wide>,
-    cholesky: Option<Cholesky>,
     about: About,
     /// Whether the last [`Self::factor`] succeeded.
     factored: bool,
+}
+
+/// A stream and its handle.
+struct Queue {
+    stream: Stream,
+    blas: Blas,
+}
+
+/// What is eliminated first, and how the rest depends on it.
+enum First {
+    Rows(RowsFirst),
+    Border(BorderFirst),
 }
 
 impl CudaFrame {
@@ -83,66 +89,51 @@ impl CudaFrame {
     /// # Errors
     /// Too little memory (figure and budget, before anything is allocated); whatever the device says.
     pub fn new(cuda: &Cuda, layout: Layout, tuning: Tuning, budget: Budget) -> Result<Self, FrameError> {
-        let needed = layout.bytes(tuning);
+        let needed = card_frame_bytes(&layout, tuning);
         let free = cuda.free_memory()?;
         budget.check(needed, &layout.to_string(), || Some(free))?;
-        let (m, p) = (layout.unknowns(), layout.border());
         let stream = Stream::new(cuda)?;
-        let numbers = |len| Buffer::<f64>::new(cuda, len);
-        let to_i32 = |values: &[usize]| values.iter().map(|v| *v as i32).collect::<Vec<_>>();
-        let (_, parts) = layout.parts(tuning.reducers * cuda.multiprocessors() as usize);
-        let tiles = p.div_ceil(TILE);
+        let (copies, blas) = (stream.beside()?, Blas::new(&stream)?);
+        let queue = Queue { stream, blas };
+        let elimination = layout.elimination();
+        let (first, order) = match elimination {
+            Elimination::Rows => (First::Rows(RowsFirst::new(&queue, &layout, tuning)?), layout.border()),
+            Elimination::Border => (First::Border(BorderFirst::new(&queue, &layout)?), layout.unknowns()),
+        };
+        let size = layout.unknowns() + layout.border();
+        let about = About {
+            path: Path::Resident,
+            elimination,
+            coupling: match layout.keeps_factors() {
+                Some(_) => Coupling::Factored,
+                None => Coupling::Dense,
+            },
+            method: Method::ExplicitInverse,
+            corrections: 0,
+            condition: f64::NAN,
+            ridge: Ridge::None,
+        };
         Ok(Self {
-            copies: stream.beside()?,
+            copies,
             copied: Event::new(cuda)?,
-            blas: Blas::new(&stream)?,
-            kernels: Kernels::new(cuda, layout.largest_dim())?,
-            inverse: SpdInverse::new(&stream, tuning.leaf)?,
-            offsets: Buffer::from_slice(&stream, &to_i32(layout.offsets()))?,
-            starts: Buffer::from_slice(&stream, &to_i32(layout.starts()))?,
-            l: numbers(layout.row_numbers())?,
-            y: numbers(m * layout.pitch())?,
-            matrix: numbers(p * p)?,
-            half: numbers(half_len(p))?,
-            half_inverse: numbers(half_len(p))?,
-            scratch: numbers(scratch_len(p, tuning.leaf))?,
-            scale: numbers(p)?,
-            pivots: numbers(m + p)?,
-            status: Buffer::new(cuda, 2)?,
-            norms: numbers(2)?,
-            sums: numbers(tiles * tiles * TILE)?,
-            parts: numbers(parts * layout.pitch())?,
-            u: numbers(m)?,
-            v: numbers(p)?,
-            x: numbers(p)?,
-            rest: numbers(p)?,
-            upload: None,
-            rhs: Pinned::new(cuda, m + p)?,
-            step: Pinned::new(cuda, m + p)?,
-            status_seen: Pinned::new(cuda, 2)?,
-            norms_seen: Pinned::new(cuda, 2)?,
-            pivots_seen: Pinned::new(cuda, m + p)?,
-            scale_seen: Pinned::new(cuda, p)?,
-            inversion: None,
+            rows: Rows::new(&queue, layout.rows())?,
+            products: Products::new(cuda)?,
+            core: Core::new(&queue, order, tuning)?,
+            first,
+            sent: None,
+            rhs: Pinned::new(cuda, size)?,
+            step: Pinned::new(cuda, size)?,
             graph: None,
             wide: None,
-            cholesky: None,
-            about: About {
-                path: Path::Resident,
-                elimination: Elimination::Rows,
-                method: Method::ExplicitInverse,
-                corrections: 0,
-                condition: f64::NAN,
-                ridge: Ridge::None,
-            },
+            about,
             factored: false,
-            stream,
+            queue,
             layout,
             tuning,
         })
     }
 
-    /// A frame of a system, its slabs sent from the host. A factored cross or a structured border is sent dense.
+    /// A frame of a system, its slabs sent from the host.
     ///
     /// # Errors
     /// As [`Self::new`] and [`Self::factor`].
@@ -152,8 +143,7 @@ impl CudaFrame {
         ridge: Ridge,
         budget: Budget,
     ) -> Result<Self, FrameError> {
-        let layout = Layout::new(system.offsets().to_vec(), system.border());
-        let mut frame = Self::new(cuda, layout, Tuning::default(), budget)?;
+        let mut frame = Self::new(cuda, Layout::of(system), Tuning::default(), budget)?;
         frame.factor_system(system, ridge)?;
         Ok(frame)
     }
@@ -163,38 +153,12 @@ impl CudaFrame {
     /// # Errors
     /// As [`Self::factor`].
     pub fn factor_system(&mut self, system: &System, ridge: Ridge) -> Result<(), FrameError> {
-        use super::{Border, Cross};
-        let dense_cross;
-        let cross = match system.cross() {
-            Cross::Dense(b) => b,
-            factored => {
-                dense_cross = factored.to_dense(system.offsets(), system.border());
-                &dense_cross
-            }
-        };
-        let dense_border;
-        let border = match system.border_hessian() {
-            Border::Dense(c) => c,
-            structured => {
-                dense_border = structured.to_dense(system.border());
-                &dense_border
-            }
-        };
-        self.factor(Slabs::Host { row_hessian: system.row_hessian(), cross, border }, ridge)
+        self.factor(Slabs::Host(HostSlabs::of(system)), ridge)
     }
 
     /// What this frame counted since it was made.
     pub fn telemetry(&self) -> Telemetry {
-        let seen = self.stream.telemetry();
-        Telemetry {
-            factorisations: seen.factorisations,
-            bytes_up: seen.bytes_up,
-            bytes_down: seen.bytes_down,
-            launches: seen.launches,
-            handles: seen.handles,
-            contexts: seen.contexts,
-            ..Telemetry::default()
-        }
+        self.queue.stream.telemetry()
     }
 
     /// The choices made by the last [`Self::factor`].
@@ -203,30 +167,24 @@ impl CudaFrame {
     }
 
     pub fn cuda(&self) -> &Cuda {
-        self.stream.cuda()
+        self.queue.stream.cuda()
     }
 
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// `log det(H + ridge)`: the sum of the logarithms of all squared pivots, of which those of the border belong to
-    /// the matrix scaled to a diagonal of ones. NaN where the last [`Self::factor`] failed or there was none.
+    /// `log det(H + ridge)`, from pivots that are brought down for it. NaN where the last [`Self::factor`] failed or
+    /// there was none, or where the card no longer answers.
     pub fn log_det(&self) -> f64 {
-        if !self.factored {
-            return f64::NAN;
-        }
-        let (rows, border) = self.pivots_seen.split_at(self.layout.unknowns());
-        let scaled = |(pivot, scale): (&f64, &f64)| match self.about.method {
-            Method::ExplicitInverse => pivot.ln() - 2.0 * scale.ln(),
-            Method::TriangularSolves => pivot.ln(),
+        let parts = || -> Result<f64, DeviceError> {
+            let border = match &self.first {
+                First::Rows(_) => 0.0,
+                First::Border(border) => border.log_det(),
+            };
+            Ok(self.rows.log_det(&self.queue)? + border + self.core.log_det(&self.queue)?)
         };
-        rows.iter().map(|pivot| pivot.ln()).sum::<f64>()
-            + border.iter().zip(self.scale_seen.iter()).map(scaled).sum::<f64>()
-    }
-
-    fn tiles(&self) -> usize {
-        half_tiles(self.layout.border())
+        if self.factored { parts().unwrap_or(f64::NAN) } else { f64::NAN }
     }
 
     /// Refuses to answer from a frame that holds no factors.
@@ -236,7 +194,7 @@ impl CudaFrame {
 
     /// Whether the card still answers: an error that loses it shows in every later call.
     fn is_alive(&self) -> bool {
-        self.stream.wait().and(self.copies.wait()).is_ok()
+        self.queue.stream.wait().and(self.copies.wait()).is_ok()
     }
 
     fn check(&self, rhs: &Vector) -> Result<(), FrameError> {
@@ -250,5 +208,10 @@ impl CudaFrame {
             }
         }
         Ok(())
+    }
+
+    /// Addresses of the border behind the rows of one vector.
+    fn sides(&self, address: u64) -> (u64, u64) {
+        (address, address + (self.layout.unknowns() * size_of::<f64>()) as u64)
     }
 }

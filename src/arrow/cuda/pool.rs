@@ -3,9 +3,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{CudaFrame, Layout, Tuning};
 use crate::arrow::frame::FrameError;
-use crate::arrow::{Budget, Ridge, System, Telemetry};
-use crate::device::DeviceError;
+use crate::arrow::memory::card_frame_bytes;
+use crate::arrow::{Budget, Ridge, System};
 use crate::device::cuda::Cuda;
+use crate::device::{DeviceError, Telemetry};
 
 /// Most frames that are kept idle: as many as lanes pay on one card.
 const MOST_IDLE: usize = 8;
@@ -34,28 +35,40 @@ impl CudaPool {
         &self.cuda
     }
 
-    /// A factored frame of a system, its slabs sent from the host; a factored cross or a structured border is sent
-    /// dense.
+    /// A factored frame of a system, its slabs sent from the host.
     pub(in crate::arrow) fn build(
         &self,
         system: &System,
         ridge: Ridge,
         budget: Budget,
     ) -> Result<Leased, FrameError> {
-        let layout = Layout::new(system.offsets().to_vec(), system.border());
+        self.lease(&Layout::of(system), budget, 0, |frame| frame.factor_system(system, ridge))
+    }
+
+    /// A frame of this layout, once `begin` has done its work with it. `beside`: bytes that the caller takes as well.
+    pub(super) fn lease(
+        &self,
+        layout: &Layout,
+        budget: Budget,
+        beside: u64,
+        begin: impl Fn(&mut CudaFrame) -> Result<(), FrameError>,
+    ) -> Result<Leased, FrameError> {
         let lease = |frame, before| {
             let frame = ManuallyDrop::new(frame);
             let mut leased = Leased { frame, pool: self.clone(), built: Telemetry::default() };
-            leased.frame.factor_system(system, ridge)?;
+            begin(&mut leased.frame)?;
             leased.built = leased.frame.telemetry() - before;
             Ok(leased)
         };
-        if let Some(frame) = self.take(&layout, budget)? {
+        if let Some(frame) = self.take(layout, budget, beside)? {
             let before = frame.telemetry();
             return lease(frame, before);
         }
         let make = || {
-            let frame = CudaFrame::new(&self.cuda, layout.clone(), Tuning::default(), budget)?;
+            let needed = card_frame_bytes(layout, Tuning::default()) + beside;
+            let free = self.cuda.free_memory()?;
+            budget.check(needed, &layout.to_string(), || Some(free))?;
+            let frame = CudaFrame::new(&self.cuda, layout.clone(), Tuning::default(), Budget::Unlimited)?;
             lease(frame, Telemetry::default())
         };
         match make() {
@@ -71,11 +84,13 @@ impl CudaPool {
     }
 
     /// An idle frame of this layout, where the budget allows one: what it holds itself counts as free.
-    fn take(&self, layout: &Layout, budget: Budget) -> Result<Option<CudaFrame>, FrameError> {
+    fn take(&self, layout: &Layout, budget: Budget, beside: u64) -> Result<Option<CudaFrame>, FrameError> {
         let mut idle = self.frames();
         let Some(at) = idle.iter().position(|frame| frame.layout() == layout) else { return Ok(None) };
-        let needed = layout.bytes(Tuning::default());
-        budget.check(needed, &layout.to_string(), || Some(needed))?;
+        let own = card_frame_bytes(layout, Tuning::default());
+        // The card is asked only where there is more to place than the frame itself.
+        let free = if beside > 0 { self.cuda.free_memory()? } else { 0 };
+        budget.check(own + beside, &layout.to_string(), || Some(own + free))?;
         Ok(Some(idle.swap_remove(at)))
     }
 

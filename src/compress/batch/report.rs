@@ -63,7 +63,7 @@ pub struct Report {
 impl Report {
     pub fn add(&mut self, other: &Self) {
         self.seconds.iter_mut().zip(other.seconds).for_each(|(sum, s)| *sum += s);
-        self.traffic = self.traffic + other.traffic;
+        self.traffic += other.traffic;
         self.largest_arena = self.largest_arena.max(other.largest_arena);
         self.batches += other.batches;
     }

@@ -25,7 +25,7 @@ pub enum Triangle {
     Upper,
 }
 
-/// cuBLAS on one stream, in f64, and products in f32. Matrices are column-major: (address, leading dimension).
+/// cuBLAS on one stream, in f64. Matrices are column-major: (address, leading dimension).
 ///
 /// Lengths are the caller's to get right: these are thin wrappers, `unsafe` for that reason.
 pub struct Blas {
@@ -134,6 +134,80 @@ impl Blas {
                 &beta,
                 c.0 as *mut f32,
                 c.1 as c_int,
+            )
+        })
+    }
+
+    /// `C_i ← α·op(A_i)·op(B_i) + β·C_i` for `count` products of one shape, the operands of each `strides` numbers
+    /// behind those of the one before.
+    ///
+    /// # Safety
+    /// The operands cover what shape, strides and count say.
+    pub unsafe fn gemm_batch(
+        &self,
+        (op_a, op_b): (Op, Op),
+        (m, n, k): (usize, usize, usize),
+        (alpha, beta): (f64, f64),
+        [a, b, c]: [Matrix; 3],
+        strides: [usize; 3],
+        count: usize,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        let [step_a, step_b, step_c] = strides.map(|step| step as i64);
+        // SAFETY: as for `gemm`.
+        check("cublasDgemmStridedBatched", unsafe {
+            sys::cublasDgemmStridedBatched(
+                self.handle,
+                op(op_a),
+                op(op_b),
+                m as c_int,
+                n as c_int,
+                k as c_int,
+                &alpha,
+                a.0 as *const f64,
+                a.1 as c_int,
+                step_a,
+                b.0 as *const f64,
+                b.1 as c_int,
+                step_b,
+                &beta,
+                c.0 as *mut f64,
+                c.1 as c_int,
+                step_c,
+                count as c_int,
+            )
+        })
+    }
+
+    /// `y ← α·op(A)·x + β·y` for an A of `rows` x `columns`.
+    ///
+    /// # Safety
+    /// The operands cover what the sizes say.
+    pub unsafe fn gemv(
+        &self,
+        op_a: Op,
+        (rows, columns): (usize, usize),
+        (alpha, beta): (f64, f64),
+        a: Matrix,
+        x: u64,
+        y: u64,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        // SAFETY: as for `gemm`.
+        check("cublasDgemv", unsafe {
+            sys::cublasDgemv_v2(
+                self.handle,
+                op(op_a),
+                rows as c_int,
+                columns as c_int,
+                &alpha,
+                a.0 as *const f64,
+                a.1 as c_int,
+                x as *const f64,
+                1,
+                &beta,
+                y as *mut f64,
+                1,
             )
         })
     }

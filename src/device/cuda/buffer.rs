@@ -144,6 +144,22 @@ impl<T: Pod> Buffer<T> {
         unsafe { self.queue_copy_down(stream, 0, target.pointer.add(at).cast(), len) }
     }
 
+    /// Queues a copy of the first `len` elements to an address on the device or in pinned memory.
+    ///
+    /// # Safety
+    /// The address has room for them until the stream was waited for.
+    ///
+    /// # Errors
+    /// More than the buffer holds; whatever the device says.
+    pub unsafe fn queue_copy_to(&self, stream: &Stream, address: u64, len: usize) -> Result<(), DeviceError> {
+        self.fits(len)?;
+        stream.cuda().bind()?;
+        // SAFETY: the buffer covers these bytes; the caller vouches for the address.
+        check("cuMemcpyAsync", unsafe {
+            sys::cuMemcpyAsync(address, self.pointer, len * size_of::<T>(), stream.raw())
+        })
+    }
+
     /// # Safety
     /// `target` has room for `len` elements until the stream was waited for.
     unsafe fn queue_copy_down(

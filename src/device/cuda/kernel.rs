@@ -1,7 +1,7 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
@@ -74,13 +74,10 @@ impl Kernel {
         let module = module(cuda, source)?;
         let name = CString::new(function).unwrap_or_default();
         let mut raw = std::ptr::null_mut();
-        let limit = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: module and name are alive; a pointer to a live local.
         unsafe {
             check("cuModuleGetFunction", sys::cuModuleGetFunction(&mut raw, module.0, name.as_ptr()))?;
-            if shared > 0 {
-                check("cuFuncSetAttribute", sys::cuFuncSetAttribute(raw, limit, shared as c_int))?;
-            }
+            allow_shared(raw, shared as c_int)?;
         }
         Ok(Self { function: raw, shared: shared as u32, _module: module })
     }
@@ -148,6 +145,26 @@ impl Kernel {
         check("cuLaunchKernelEx", unsafe {
             sys::cuLaunchKernelEx(&config, self.function, slots.as_mut_ptr(), std::ptr::null_mut())
         })
+    }
+}
+
+/// Raises the most dynamic shared memory that a function may ask for. All kernels of one function share that limit, so
+/// it never falls.
+///
+/// # Safety
+/// The function is alive.
+unsafe fn allow_shared(function: sys::CUfunction, bytes: c_int) -> Result<(), DeviceError> {
+    static LIMITS: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
+    let limit = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let mut now = 0;
+    // SAFETY: the caller's promise; a pointer to a live local.
+    unsafe {
+        check("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut now, limit, function))?;
+        if bytes <= now {
+            return Ok(());
+        }
+        check("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, limit, bytes))
     }
 }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::Card;
 use crate::arrow::bench::BenchError;
 use crate::arrow::fixtures::{self, SMALL, Shape};
-use crate::arrow::{About, Frame, Method, Params, Ridge, System};
+use crate::arrow::{About, Coupling, Elimination, Frame, Method, Params, Ridge, System};
 
 impl Card<'_> {
     /// Residuals of card and host, and their determinants, from well conditioned to condition 1e10.
@@ -57,5 +57,16 @@ fn choices(about: &About) -> String {
         Method::ExplicitInverse => "explicit inverse",
         Method::TriangularSolves => "triangular solves",
     };
-    format!("{method}, {} corrections, condition {:.1e}", about.corrections, about.condition)
+    let first = match about.elimination {
+        Elimination::Rows => "rows",
+        Elimination::Border => "border",
+    };
+    let coupling = match about.coupling {
+        Coupling::Dense => "dense",
+        Coupling::Factored => "factored",
+    };
+    format!(
+        "{first} first, {coupling} coupling, {method}, {} corrections, condition {:.1e}",
+        about.corrections, about.condition
+    )
 }

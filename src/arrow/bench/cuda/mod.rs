@@ -4,6 +4,7 @@ mod accuracy;
 mod batch;
 mod bundle;
 mod fixture;
+mod quadratic;
 mod sweep;
 
 use std::time::Instant;
@@ -59,8 +60,14 @@ impl Card<'_> {
         self.accuracy()?;
         for (case, shape) in [("color_arm", fixtures::COLOR_ARM), ("qwen", fixtures::QWEN)] {
             tell(case);
-            self.fixture(case, shape)?;
+            self.fixture(case, fixtures::well_conditioned(shape)?)?;
         }
+        for (case, system) in super::structured()? {
+            tell(case);
+            self.fixture(case, system)?;
+        }
+        tell("a quadratic from try to try");
+        self.quadratic()?;
         tell("small systems");
         self.small_systems()?;
         tell("sweep");

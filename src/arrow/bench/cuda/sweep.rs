@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::{Card, time};
 use crate::arrow::bench::BenchError;
-use crate::arrow::cuda::{Lane, Layout, Slabs};
+use crate::arrow::cuda::{HostSlabs, Lane, Layout, Slabs};
 use crate::arrow::fixtures::{self, COLOR_ARM, Shape};
 use crate::arrow::{Border, Cross, FrameError, Ridge, Rows, System, Vector, sweep};
 use crate::device::cuda::Registered;
@@ -114,7 +114,7 @@ impl Card<'_> {
         let (mut bytes, mut flop) = (0.0, 0.0);
         for cell in cells {
             let (m, p) = (cell.layout.unknowns() as f64, cell.layout.border() as f64);
-            bytes += 8.0 * (cell.layout.row_numbers() as f64 + m * p + p * p);
+            bytes += 8.0 * (cell.layout.rows().numbers() as f64 + m * p + p * p);
             flop += p * p * m + p.powi(3) / 3.0;
         }
         let bounds = [
@@ -130,8 +130,8 @@ fn fit_all(pool: &[Mutex<Lane>], cells: &[Cell], border: &[f64]) -> Result<Vec<V
     let fit = |lane: &mut usize, cell: &Cell| {
         let mut lane = pool[*lane].lock().unwrap_or_else(PoisonError::into_inner);
         let frame = lane.frame(&cell.layout)?;
-        let (row_hessian, cross) = (&cell.row_hessian[..], &cell.cross[..]);
-        frame.factor(Slabs::Host { row_hessian, cross, border }, Ridge::None)?;
+        let slabs = HostSlabs::dense(&cell.row_hessian, &cell.cross, border);
+        frame.factor(Slabs::Host(slabs), Ridge::None)?;
         frame.solve(&cell.rhs)
     };
     let lanes = NonZero::new(pool.len()).unwrap_or(NonZero::<usize>::MIN);
