@@ -7,6 +7,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+mod product;
 #[cfg(feature = "cuda")]
 mod ring;
 mod table;
@@ -16,6 +17,7 @@ mod wgpu;
 use super::{Device, DeviceError, Telemetry};
 
 pub use host::Memory;
+pub use product::{Operand, Product};
 pub use table::{Table, View, float_word};
 
 /// A kernel, with its text for each kind of device and the constants that stand before both.
