@@ -190,8 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm(float* arena, cons
     u32 group = group_index();
     const u32* item = find_item(table, group);
     if (!item) return;
-    // Enough large tiles to fill a card alone, or small ones: by the shape only, so that a product's result does not
-    // depend on its table.
-    if (min(item[6], item[7]) >= 4 * BIG && item[6] >= (1u << 22) / item[7]) product<BIG>(arena, item, group, shared);
+    // By the shape only, so that a product's result does not depend on its table.
+    if (min(item[6], item[7]) >= 4 * BIG) product<BIG>(arena, item, group, shared);
     else product<TILE>(arena, item, group, shared);
 }

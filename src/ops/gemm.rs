@@ -2,10 +2,14 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
-use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
+use crate::device::arena::{Arena, Memory, Operand, Product, Program, Table, View, float_word};
 
 /// Rows and columns of C that one workgroup computes.
 pub const TILE: usize = 64;
+
+/// Multiply-add pairs from which a product without extras is left to the device's library, where it has one: it fills
+/// the device alone then.
+const LIBRARY: usize = 1 << 31;
 
 /// Columns of a symmetric product that the host computes at once; see [`syrk`](super::syrk).
 const HOST_BLOCK: usize = 256;
@@ -107,6 +111,21 @@ impl Gemm {
         assert!(h == (m, n) && (self.hadamard.is_none() || self.beta == 0.0), "H is {h:?}, C is {m}x{n}");
     }
 
+    /// This product as a library takes it, where it is large and has no extras.
+    fn for_library(&self) -> Option<Product> {
+        let (m, n, k) = self.shape();
+        let extras = self.has(LOWER | SIGN | HADAMARD) || self.diagonal != 0.0 || self.skip.is_some();
+        let operand =
+            |flag, view| if self.has(flag) { Operand::Transposed(view) } else { Operand::Plain(view) };
+        (m * n * k >= LIBRARY && !extras).then(|| Product {
+            a: operand(A_TRANSPOSED, self.a),
+            b: operand(B_TRANSPOSED, self.b),
+            c: self.c,
+            alpha: self.alpha,
+            beta: self.beta,
+        })
+    }
+
     /// The words of the kernel.
     fn words(&self) -> [usize; 17] {
         let (m, n, k) = self.shape();
@@ -132,6 +151,9 @@ pub fn gemm(arena: &mut Arena, items: &[Gemm]) {
     }
     let mut table = Table::new(17);
     for item in items {
+        if item.for_library().is_some_and(|product| arena.product(&product)) {
+            continue;
+        }
         let (m, n, _) = item.shape();
         table.push(m.div_ceil(TILE) * n.div_ceil(TILE), &item.words());
     }

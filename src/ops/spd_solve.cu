@@ -26,7 +26,6 @@ __device__ __forceinline__ void forward(const float* a, size_t stride, const flo
 #pragma unroll
         for (u32 k = 0; k < PANEL / 32; ++k) inverse[e][k] = block[(first + e) * PANEL + 32 * k + lane];
     }
-    // PANEL divides `start`.
     for (u32 k = lane; k < start; k += FLIGHT * 32) {
         float known[FLIGHT], entry[OWN][FLIGHT];
 #pragma unroll

@@ -1,6 +1,8 @@
 use super::ring::Ring;
-use super::{Arena, Backend, Program, Table};
-use crate::device::cuda::{Args, Blas, Buffer, Cuda, Graph, Grid, Kernel, Pinned, Solver, Source, Stream};
+use super::{Arena, Backend, Operand, Product, Program, Table, View};
+use crate::device::cuda::{
+    Args, Blas, Buffer, Cuda, Graph, Grid, Kernel, Matrix, Op, Pinned, Solver, Source, Stream,
+};
 use crate::device::{DeviceError, Telemetry};
 
 /// Words of a chunk of the ring through which tables and short writes go: 4 MiB.
@@ -50,15 +52,17 @@ impl Program {
 pub(super) struct CudaArena {
     numbers: Buffer<f32>,
     kernels: Vec<(&'static Program, Kernel)>,
+    /// Made at the first product.
+    blas: Option<Blas>,
     ring: Ring,
-    /// Launches whose tables are in the ring, not yet queued.
-    pending: Vec<Launch>,
+    /// Launches whose tables are in the ring, and products, not yet queued.
+    pending: Vec<Pending>,
     /// Whether launches are collected for a graph.
     recording: bool,
     graphs: Vec<Graph>,
     stage: Pinned<f32>,
     error: Option<DeviceError>,
-    libraries: Option<(Blas, Solver)>,
+    solver: Option<Solver>,
     /// Last, so that everything above is still there while its destructor waits.
     stream: Stream,
 }
@@ -71,6 +75,13 @@ pub struct Card<'a> {
     pub solver: &'a Solver,
 }
 
+#[derive(Clone, Copy)]
+enum Pending {
+    Launch(Launch),
+    Product(Product),
+}
+
+#[derive(Clone, Copy)]
 struct Launch {
     kernel: usize,
     groups: usize,
@@ -83,13 +94,14 @@ impl CudaArena {
         Ok(Self {
             numbers: Buffer::new(cuda, len)?,
             kernels: Vec::new(),
+            blas: None,
             ring: Ring::new(cuda, RING)?,
             pending: Vec::new(),
             recording: false,
             graphs: Vec::new(),
             stage: Pinned::new(cuda, STAGE)?,
             error: None,
-            libraries: None,
+            solver: None,
             stream: Stream::new(cuda)?,
         })
     }
@@ -137,9 +149,23 @@ impl CudaArena {
             let kernel = arena.kernel(program)?;
             arena.make_room(table.words().len())?;
             let place = arena.ring.place(table.words());
-            arena.pending.push(Launch { kernel, groups: table.groups() as usize, table: place });
-            if arena.pending.len() >= BATCH && !arena.recording { arena.flush() } else { Ok(()) }
+            let launch = Launch { kernel, groups: table.groups() as usize, table: place };
+            arena.add(Pending::Launch(launch))
         });
+    }
+
+    pub fn product(&mut self, product: &Product) {
+        self.attempt(|arena| {
+            if arena.blas.is_none() {
+                arena.blas = Some(Blas::new(&arena.stream)?);
+            }
+            arena.add(Pending::Product(*product))
+        });
+    }
+
+    fn add(&mut self, work: Pending) -> Result<(), DeviceError> {
+        self.pending.push(work);
+        if self.pending.len() >= BATCH && !self.recording { self.flush() } else { Ok(()) }
     }
 
     /// Collects launches from here on, for [`replay`](Self::replay).
@@ -182,10 +208,14 @@ impl CudaArena {
         if let Some(error) = &self.error {
             return Err(error.clone());
         }
-        if self.libraries.is_none() {
-            self.libraries = Some((Blas::new(&self.stream)?, Solver::new(&self.stream)?));
+        if self.blas.is_none() {
+            self.blas = Some(Blas::new(&self.stream)?);
         }
-        let (blas, solver) = self.libraries.as_ref().expect("made above");
+        if self.solver.is_none() {
+            self.solver = Some(Solver::new(&self.stream)?);
+        }
+        let (blas, solver) = (self.blas.as_ref(), self.solver.as_ref());
+        let (blas, solver) = (blas.expect("made above"), solver.expect("made above"));
         Ok(Card { stream: &self.stream, numbers: &self.numbers, blas, solver })
     }
 
@@ -234,16 +264,35 @@ impl CudaArena {
         Ok(())
     }
 
-    fn launch(&self, launches: &[Launch]) -> Result<(), DeviceError> {
-        for Launch { kernel, groups, table } in launches {
-            let (program, kernel) = &self.kernels[*kernel];
-            let grid = Grid { blocks: (*groups, 1), threads: program.cuda_threads() as usize };
-            let mut args = Args::new().pointer(self.numbers.address()).pointer(self.ring.address(*table));
-            // SAFETY: a program takes the arena and a table, and waits for the launch before it (`find_item`); both
-            // outlive its run, since the ring waits before it uses a chunk again.
-            unsafe { kernel.launch_chained(&self.stream, grid, &mut args)? };
-        }
-        Ok(())
+    fn launch(&self, pending: &[Pending]) -> Result<(), DeviceError> {
+        pending.iter().try_for_each(|work| match work {
+            Pending::Launch(launch) => self.launch_program(*launch),
+            Pending::Product(product) => self.multiply(product),
+        })
+    }
+
+    fn launch_program(&self, Launch { kernel, groups, table }: Launch) -> Result<(), DeviceError> {
+        let (program, kernel) = &self.kernels[kernel];
+        let grid = Grid { blocks: (groups, 1), threads: program.cuda_threads() as usize };
+        let mut args = Args::new().pointer(self.numbers.address()).pointer(self.ring.address(table));
+        // SAFETY: a program takes the arena and a table, and waits for the launch before it (`find_item`); both
+        // outlive its run, since the ring waits before it uses a chunk again.
+        unsafe { kernel.launch_chained(&self.stream, grid, &mut args) }
+    }
+
+    /// A row-major product is a column-major one with everything transposed: Cᵀ = BᵀAᵀ.
+    fn multiply(&self, product: &Product) -> Result<(), DeviceError> {
+        let Some(blas) = &self.blas else { return Ok(()) };
+        let operand = |operand| match operand {
+            Operand::Plain(view) => (Op::None, view, view.cols),
+            Operand::Transposed(view) => (Op::Transposed, view, view.rows),
+        };
+        let ((op_a, a, depth), (op_b, b, _)) = (operand(product.a), operand(product.b));
+        let matrix = |view: View| -> Matrix { (self.numbers.at(view.at), view.stride) };
+        let shape = (product.c.cols, product.c.rows, depth);
+        let scalars = (product.alpha, product.beta);
+        // SAFETY: views lie inside the arena, and their shapes were checked by the op.
+        unsafe { blas.gemm_f32((op_b, op_a), shape, scalars, matrix(b), matrix(a), matrix(product.c)) }
     }
 
     fn keep(&mut self, graph: Graph) -> Result<(), DeviceError> {

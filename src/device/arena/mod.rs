@@ -8,6 +8,7 @@
 mod cuda;
 mod host;
 mod layout;
+mod product;
 #[cfg(feature = "cuda")]
 mod ring;
 mod table;
@@ -20,6 +21,7 @@ use super::{Device, DeviceError, Telemetry};
 pub use cuda::Card;
 pub use host::Memory;
 pub use layout::Layout;
+pub use product::{Operand, Product};
 pub use table::{Table, View, float_word};
 
 /// A kernel, with its text for each kind of device and the constants that stand before both.

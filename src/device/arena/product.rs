@@ -1,0 +1,36 @@
+#[cfg(feature = "cuda")]
+use super::Backend;
+use super::{Arena, View};
+
+/// `C ← α·A·B + β·C`, for a library of the device. C overlaps neither A nor B.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    pub a: Operand,
+    pub b: Operand,
+    pub c: View,
+    pub alpha: f32,
+    pub beta: f32,
+}
+
+/// A matrix, or its transpose.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand {
+    Plain(View),
+    Transposed(View),
+}
+
+impl Arena {
+    /// Queues a product on the device's library, true f32; false, and nothing queued, where the device has none.
+    pub fn product(&mut self, product: &Product) -> bool {
+        #[cfg(not(feature = "cuda"))]
+        let _ = product;
+        match &mut self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                cuda.product(product);
+                true
+            }
+            _ => false,
+        }
+    }
+}
