@@ -8,8 +8,8 @@ use std::process::Output;
 use assert_cmd::Command;
 use safetensors::tensor::{Dtype, TensorView};
 
-/// Solves the worked example beside `System` on a device, with a driver that is no library.
-fn solve(folder: &Path, device: &str) -> Output {
+/// Solves the worked example beside `System` on a device, with a CUDA driver that is no library.
+fn solve(folder: &Path, device: &str, environment: &[(&str, &str)]) -> Output {
     let file = folder.join("in.safetensors");
     let slabs: [(&str, &[usize], &[f64]); 5] = [
         ("row_hessian", &[2, 1, 1], &[2.0, 4.0]),
@@ -26,13 +26,30 @@ fn solve(folder: &Path, device: &str) -> Output {
     std::fs::write(folder.join("libcuda.so.1"), b"not a library").unwrap();
     let mut command = Command::cargo_bin("lapidary").unwrap();
     command.env("LAPIDARY_LIBCUDA", folder.join("libcuda.so.1"));
+    command.envs(environment.iter().copied());
     command.arg("solve").arg(&file).args(["--device", device]).output().unwrap()
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn a_named_adapter_that_is_not_there_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let no_driver = [("VK_DRIVER_FILES", "/no/driver.json"), ("VK_ICD_FILENAMES", "/no/driver.json")];
+    for environment in [&[("LAPIDARY_ADAPTER", "no such card")][..], &no_driver] {
+        let output = solve(folder.path(), "wgpu", environment);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success());
+        assert!(message.contains("Vulkan") && message.contains("--device host"), "{message}");
+        assert!(!message.contains("panicked"), "{message}");
+        let named = environment[0].0 == "LAPIDARY_ADAPTER";
+        assert!(!named || message.contains("no such card"), "{message}");
+    }
 }
 
 #[test]
 fn a_named_device_with_a_broken_driver_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    let output = solve(folder.path(), "cuda");
+    let output = solve(folder.path(), "cuda", &[]);
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success());
     assert!(message.contains("libcuda") && message.contains("LAPIDARY_LIBCUDA"), "{message}");
@@ -42,7 +59,7 @@ fn a_named_device_with_a_broken_driver_is_an_error() {
 #[test]
 fn auto_goes_on_without_it_and_says_why() {
     let folder = tempfile::tempdir().unwrap();
-    let output = solve(folder.path(), "auto");
+    let output = solve(folder.path(), "auto", &[]);
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{message}");
     assert!(message.contains("auto took the host") && message.contains("libcuda"), "{message}");

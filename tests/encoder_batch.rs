@@ -1,13 +1,15 @@
 //! The encoder of devices, many candidates at once in f32, against the reference in f64.
 
+mod common;
+
 use faer::Mat;
 use lapidary::blr::rank::{Budget, rank_for};
-use lapidary::compress::batch::{Candidate, CandidateError, SiteInput, Task, encode_batch};
+use lapidary::compress::batch::{Candidate, CandidateError, SiteInput, Task, encode_batch, predict};
 use lapidary::compress::context::Context;
 use lapidary::compress::encode::Params;
 use lapidary::compress::recipe::{PathChoice, Recipe};
 use lapidary::compress::tensor::{Grams, Input, Outcome, encode_tensor};
-use lapidary::device::Device;
+use lapidary::device::arena::Arena;
 
 /// Held-out relative error against the reference's: where flips are equal to rounding, f32 may take another.
 const WITHIN: f64 = 0.01;
@@ -59,30 +61,33 @@ fn batches_reach_the_errors_of_the_reference() {
     let inputs: Vec<_> = (sites.iter())
         .map(|grams| SiteInput { width: grams.fit.nrows(), grams: Some(grams), damping: Some(0.03) })
         .collect();
-    let (results, _) = encode_batch(&Device::Host, &inputs, &tasks, &Params::nvg()).unwrap();
-    for (task, results) in tasks.iter().zip(results) {
-        let n = task.weight.len() / task.rows;
-        for ((paths, _), result) in task.candidates.iter().zip(results) {
-            let found: Candidate = result.unwrap_or_else(|e: CandidateError| panic!("{e}"));
-            let site = &sites[task.site];
-            let input = Input {
-                context: Context::build(&site.fit, 0.03).unwrap(),
-                grams: Some(Grams { fit: site.fit.clone(), heldout: site.heldout.clone() }),
-            };
-            let mut recipe = Recipe::nvg();
-            recipe.paths = if *paths == 1 { PathChoice::One } else { PathChoice::Two };
-            let dense = Mat::from_fn(task.rows, n, |i, j| f64::from(task.weight[i * n + j]));
-            let Outcome::Packed(packed) = encode_tensor(dense, &input, budget, &recipe) else {
-                panic!("the reference keeps it dense")
-            };
-            let expected = packed.quality.heldout_rel.unwrap();
-            let difference = (found.judged.heldout_rel.unwrap() / expected - 1.0).abs();
-            assert!(
-                difference < WITHIN,
-                "{}x{n} in {paths} paths: {:?} {expected}",
-                task.rows,
-                found.judged.heldout_rel
-            );
+    for device in common::devices() {
+        let mut arena = Arena::new(&device, predict(&inputs, &tasks)).unwrap();
+        let (results, _) = encode_batch(&mut arena, &inputs, &tasks, &Params::nvg()).unwrap();
+        for (task, results) in tasks.iter().zip(results) {
+            let n = task.weight.len() / task.rows;
+            for ((paths, _), result) in task.candidates.iter().zip(results) {
+                let found: Candidate = result.unwrap_or_else(|e: CandidateError| panic!("{e}"));
+                let site = &sites[task.site];
+                let input = Input {
+                    context: Context::build(&site.fit, 0.03).unwrap(),
+                    grams: Some(Grams { fit: site.fit.clone(), heldout: site.heldout.clone() }),
+                };
+                let mut recipe = Recipe::nvg();
+                recipe.paths = if *paths == 1 { PathChoice::One } else { PathChoice::Two };
+                let dense = Mat::from_fn(task.rows, n, |i, j| f64::from(task.weight[i * n + j]));
+                let Outcome::Packed(packed) = encode_tensor(dense, &input, budget, &recipe) else {
+                    panic!("the reference keeps it dense")
+                };
+                let expected = packed.quality.heldout_rel.unwrap();
+                let difference = (found.judged.heldout_rel.unwrap() / expected - 1.0).abs();
+                assert!(
+                    difference < WITHIN,
+                    "{}x{n} in {paths} paths: {:?} {expected}",
+                    task.rows,
+                    found.judged.heldout_rel
+                );
+            }
         }
     }
 }

@@ -13,6 +13,11 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
+    /// What was asked for, as it was written.
+    pub fn name(&self) -> String {
+        self.device.to_string()
+    }
+
     /// The device itself; `auto` says once which it took and why.
     pub fn open(&self) -> Result<Device> {
         let Selection { device, reason } = select(self.device).into_diagnostic()?;

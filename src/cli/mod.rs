@@ -7,6 +7,7 @@ mod eval;
 mod generate;
 mod inspect;
 mod pack;
+mod profile;
 mod progress;
 mod solve;
 mod table;

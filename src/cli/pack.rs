@@ -4,9 +4,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use miette::{IntoDiagnostic, Result, WrapErr, miette};
+use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::compress::calibration::CalibrationParams;
+use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::Recipe;
@@ -16,6 +17,7 @@ use lapidary::model::Checkpoint;
 use lapidary::model::text::Text;
 
 use super::device::DeviceArgs;
+use super::profile::Profile;
 use super::progress::PackProgress;
 use super::{Texts, print};
 
@@ -53,6 +55,9 @@ pub struct Args {
     /// any other device]
     #[arg(long, value_enum, value_name = "PRECISION")]
     precision: Option<Precision>,
+    /// Say where the time went: stages, flips and bytes moved, for each tensor and each block
+    #[arg(long)]
+    profile: bool,
     /// Continue an interrupted run of the same command
     #[arg(long)]
     resume: bool,
@@ -76,9 +81,10 @@ fn encoder(args: &Args) -> Result<Encoder> {
     let device = args.device.open()?;
     match (device, args.precision) {
         (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
         (device, Some(Precision::F64)) => {
             let name = device.name();
-            Err(miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
+            Err(miette::miette!("{name} encodes in f32; leave --precision out, or take --device host for f64"))
         }
         (device, _) => Ok(Encoder::Batch(device)),
     }
@@ -122,7 +128,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         resume: args.resume,
     };
     let progress = PackProgress::new(std::io::stderr().is_terminal());
-    let packing = pack(&checkpoint, params, &progress).into_diagnostic()?;
+    let profile = args.profile.then(|| Profile::new(&progress));
+    let observer: &dyn Observer = profile.as_ref().map_or(&progress, |profile| profile);
+    let packing = pack(&checkpoint, params, observer).into_diagnostic()?;
+    if let Some(profile) = &profile {
+        print(&profile.tables())?;
+    }
     print(&summary(&packing, &args.output, began.elapsed().as_secs_f64()))?;
     Ok(ExitCode::SUCCESS)
 }

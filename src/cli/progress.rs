@@ -54,13 +54,13 @@ impl Observer for PackProgress {
                 };
                 state.bar.set_message(format!("block {}/{} {doing}", layer + 1, state.layers));
             }
-            Event::Tensor { name, record, took } => {
+            Event::Tensor { name, record, took, .. } => {
                 state.bar.inc(1);
                 if took.is_none() {
                     // What the journal already had does not count towards the rate.
                     state.bar.reset_eta();
                 }
-                if self.lines || matches!(record, Record::Dense { .. }) {
+                if self.lines || worth_a_line(record) {
                     Self::say(&state, &tensor_line(name, record, took));
                 }
             }
@@ -68,6 +68,14 @@ impl Observer for PackProgress {
             Event::Warning(text) => Self::say(&state, &format!("warning: {text}")),
             Event::Writing => state.bar.finish_and_clear(),
         }
+    }
+}
+
+/// What is said even where nobody watches: a tensor that stays dense, or that the device could not do.
+fn worth_a_line(record: &Record) -> bool {
+    match record {
+        Record::Dense { .. } => true,
+        Record::Packed { quality, .. } => quality.retried.is_some(),
     }
 }
 
@@ -81,8 +89,10 @@ fn tensor_line(name: &str, record: &Record, took: Option<Duration>) -> String {
                 || format!("weight error {:.4}", quality.weight_rel),
                 |rel| format!("held-out error {rel:.4}"),
             );
+            let again = (quality.retried.as_ref())
+                .map_or_else(String::new, |why| format!(", encoded again on the host: {why}"));
             format!(
-                "{name}: {} x rank {}, {:.3} bits, {rel}, {time}",
+                "{name}: {} x rank {}, {:.3} bits, {rel}, {time}{again}",
                 quality.paths, quality.rank, quality.delivered_bits
             )
         }

@@ -82,8 +82,12 @@ impl Spectrum {
 
     /// σ^½ and σ^−½ (0 where σ is) of the largest `rank` singular values.
     pub fn roots(&self, rank: usize) -> Vec<(f64, f64)> {
-        let both = |s: &f64| (s.sqrt(), if *s > 0.0 { 1.0 / s.sqrt() } else { 0.0 });
-        self.sigma[..rank].iter().map(both).collect()
+        self.sigma[..rank].iter().map(|s| roots(*s)).collect()
+    }
+
+    /// The same of singular values that were found elsewhere, descending; floored as here.
+    pub fn roots_of(sigma: &[f64]) -> Vec<(f64, f64)> {
+        floored(sigma.to_vec()).into_iter().map(roots).collect()
     }
 
     /// The latents of rank `rank` ≤ min(m, n) of the same weight.
@@ -97,6 +101,10 @@ impl Spectrum {
         }
         Latents { u, v }
     }
+}
+
+fn roots(sigma: f64) -> (f64, f64) {
+    (sigma.sqrt(), if sigma > 0.0 { 1.0 / sigma.sqrt() } else { 0.0 })
 }
 
 fn floored(mut sigma: Vec<f64>) -> Vec<f64> {

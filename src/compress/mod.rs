@@ -7,6 +7,7 @@
 //! [`packing`] report, [`verify`] checks one.
 
 pub mod batch;
+pub mod bench;
 pub mod calibration;
 pub mod context;
 pub mod device_calibration;

@@ -14,8 +14,9 @@ pub enum Event<'a> {
     Begin { layers: usize },
     /// A stage of block `layer` begins.
     Stage { layer: usize, stage: Stage },
-    /// A tensor is finished; `took` is `None` where the journal already had it.
-    Tensor { name: &'a str, record: &'a Record, took: Option<Duration> },
+    /// A tensor is finished; `took` is `None` where the journal already had it, `moved` the bytes copied to and from a
+    /// device for it alone.
+    Tensor { name: &'a str, record: &'a Record, took: Option<Duration>, moved: u64 },
     /// Where the time of the device's part of a block went.
     Encoded { layer: usize, report: &'a Report },
     /// Something the user should know.

@@ -14,10 +14,9 @@ use super::output::{self, OutputError};
 use super::packing::Packing;
 use super::plan::{Assignment, Plan, PlanError};
 use super::recipe::Recipe;
-use super::schedule::{Done, Wanted, encode_stage};
+use super::schedule::{Done, Scheduler, Wanted, encode_stage};
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
 use crate::blr::Budget;
-use crate::device::Device;
 use crate::model::text::{Text, TextError};
 use crate::model::{
     Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor, Tokenizer,
@@ -178,6 +177,7 @@ impl Run<'_> {
         self.observer.event(Event::Begin { layers });
         let packs = |block: &[Assignment; 7]| block.iter().any(|a| matches!(a, Assignment::Pack(_)));
         let last = self.assignments.iter().rposition(packs).unwrap_or(0);
+        let mut scheduler = None;
         for layer in 0..layers {
             let jobs = self.open_jobs(layer)?;
             if !jobs.is_empty() {
@@ -185,7 +185,10 @@ impl Run<'_> {
                 self.observer.event(Event::Stage { layer, stage: Stage::Encode });
                 match &self.encoder {
                     Encoder::Reference => self.encode_by_reference(layer, &jobs, grams)?,
-                    Encoder::Batch(device) => self.encode_on_device(device, layer, &jobs, grams)?,
+                    Encoder::Batch(device) => {
+                        let scheduler = scheduler.get_or_insert_with(|| Scheduler::new(device.clone()));
+                        self.encode_on_device(scheduler, layer, &jobs, grams)?;
+                    }
                 }
             }
             self.install(layer)?;
@@ -234,14 +237,19 @@ impl Run<'_> {
         for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
             let tensor = name.prefix(layer);
             if let Some((record, _)) = self.journal.read_tensor(&tensor)? {
-                self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None });
+                self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None, moved: 0 });
                 continue;
             }
             match assignment {
                 Assignment::Pack(budget) => jobs.push(Job { name, budget }),
                 Assignment::KeepDense => {
                     let record = self.journal.write_dense(&tensor, "kept dense by the plan".into())?;
-                    self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None });
+                    self.observer.event(Event::Tensor {
+                        name: &tensor,
+                        record: &record,
+                        took: None,
+                        moved: 0,
+                    });
                 }
             }
         }
@@ -304,7 +312,7 @@ impl Run<'_> {
     /// record says so.
     fn encode_on_device(
         &self,
-        device: &Device,
+        scheduler: &mut Scheduler,
         layer: usize,
         jobs: &[Job],
         mut grams: [Option<Grams>; 4],
@@ -328,7 +336,7 @@ impl Run<'_> {
         });
         let mut retries = Vec::new();
         let mut kept = Ok(());
-        let report = encode_stage(device, recipe, &sites, &wanted, |k, done| {
+        let report = encode_stage(scheduler, recipe, &sites, &wanted, |k, done| {
             let outcome = match done {
                 Done::Packed(packed) => Outcome::Packed(packed),
                 Done::Dense(reason) => Outcome::Dense(reason),
@@ -368,11 +376,20 @@ impl Run<'_> {
         began: Instant,
     ) -> Result<(), PackError> {
         let name = name.prefix(layer);
+        let mut moved = 0;
         let record = match outcome {
-            Outcome::Packed(packed) => self.journal.write_packed(&name, &packed.payload, packed.quality)?,
+            Outcome::Packed(packed) => {
+                moved = packed.moved;
+                self.journal.write_packed(&name, &packed.payload, packed.quality)?
+            }
             Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
         };
-        self.observer.event(Event::Tensor { name: &name, record: &record, took: Some(began.elapsed()) });
+        self.observer.event(Event::Tensor {
+            name: &name,
+            record: &record,
+            took: Some(began.elapsed()),
+            moved,
+        });
         Ok(())
     }
 

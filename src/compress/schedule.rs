@@ -37,12 +37,52 @@ struct Unit {
     rank: Rank,
 }
 
+/// A device that encodes, with the arena of its last batch kept for the next.
+pub struct Scheduler {
+    device: Device,
+    arena: Option<Arena>,
+}
+
+impl Scheduler {
+    pub fn new(device: Device) -> Self {
+        Self { device, arena: None }
+    }
+
+    /// An arena of at least this size.
+    fn arena(&mut self, numbers: usize) -> Result<&mut Arena, DeviceError> {
+        if self.arena.as_ref().is_none_or(|arena| arena.len() < numbers) {
+            // The old one first: both may not fit.
+            self.arena = None;
+            self.arena = Some(Arena::new(&self.device, numbers)?);
+        }
+        Ok(self.arena.as_mut().expect("made above"))
+    }
+
+    /// The most numbers that a batch may take.
+    fn limit(&self) -> Result<usize, DeviceError> {
+        let held = self.arena.as_ref().map_or(0, Arena::len);
+        Ok(most(&self.device)?.max(held))
+    }
+}
+
+/// The share of a card's largest arena that a batch may take: the spectra need memory of their own beside it.
+const SHARE: f64 = 0.75;
+
+fn most(device: &Device) -> Result<usize, DeviceError> {
+    let largest = Arena::largest(device)?;
+    Ok(match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => (largest as f64 * SHARE) as usize,
+        _ => largest,
+    })
+}
+
 /// Encodes all tensors of a stage and calls `done` once for each, in their order within each batch.
 ///
 /// As many as the device has room for go side by side; what becomes of one does not depend on that. A device that fails
 /// gives its tensors back ([`Done::Retry`]).
 pub fn encode_stage(
-    device: &Device,
+    scheduler: &mut Scheduler,
     recipe: &Recipe,
     sites: &[SiteInput<'_>],
     wanted: &[Wanted<'_>],
@@ -59,10 +99,10 @@ pub fn encode_stage(
         }
     }
     let forms = |tensor: usize| units.iter().filter(|unit| unit.tensor == tensor).count();
-    let limit = Arena::largest(device);
+    let limit = scheduler.limit();
     let batches = batches(&units, wanted, sites, *limit.as_ref().unwrap_or(&usize::MAX));
     for batch in batches {
-        let ran = limit.clone().and_then(|_| run(device, recipe, sites, wanted, &batch));
+        let ran = limit.clone().and_then(|_| run(scheduler, recipe, sites, wanted, &batch));
         match ran {
             Ok((results, batch_report)) => {
                 report.add(&batch_report);
@@ -71,11 +111,13 @@ pub fn encode_stage(
                     formed.push((unit, result));
                     if formed.len() == forms(unit.tensor) {
                         let formed = open[unit.tensor].take().unwrap_or_default();
-                        done(unit.tensor, choose(device, formed, &wanted[unit.tensor], sites));
+                        done(unit.tensor, choose(&scheduler.device, formed, &wanted[unit.tensor], sites));
                     }
                 }
             }
             Err(error) => {
+                // What is in the arena of a device that failed is worth nothing.
+                scheduler.arena = None;
                 for unit in batch {
                     if open[unit.tensor].take().is_some() {
                         done(unit.tensor, Done::Retry(error.to_string()));
@@ -97,7 +139,7 @@ pub fn check_fits(
     width: usize,
 ) -> Result<(), DeviceError> {
     let sites = [SiteInput { width, grams: None, damping: None }];
-    let limit = Arena::largest(device)?;
+    let limit = most(device)?;
     for (paths, rank) in candidates(want, recipe, &sites).into_iter().flatten() {
         let task =
             Task { weight: want.weight, rows: want.rows, site: 0, candidates: vec![(paths, rank.rank)] };
@@ -170,14 +212,15 @@ fn layout<'a>(
 
 /// The results of a batch, one a unit.
 fn run(
-    device: &Device,
+    scheduler: &mut Scheduler,
     recipe: &Recipe,
     sites: &[SiteInput<'_>],
     wanted: &[Wanted<'_>],
     batch: &[Unit],
 ) -> Result<(Vec<Result<Candidate, CandidateError>>, Report), DeviceError> {
     let (inputs, tasks, places) = layout(batch, wanted, sites);
-    let (results, report) = encode_batch(device, &inputs, &tasks, &recipe.params)?;
+    let arena = scheduler.arena(predict(&inputs, &tasks))?;
+    let (results, report) = encode_batch(arena, &inputs, &tasks, &recipe.params)?;
     let mut results: Vec<Vec<Option<_>>> =
         results.into_iter().map(|task| task.into_iter().map(Some).collect()).collect();
     let in_order =
@@ -188,6 +231,7 @@ fn run(
 /// The form with the lower error on the held-out Gram, before rounding; two paths on a tie.
 fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteInput<'_>]) -> Done {
     let mut best: Option<(Unit, Candidate)> = None;
+    let mut moved = 0;
     for (unit, result) in forms {
         let candidate = match result {
             Ok(candidate) => candidate,
@@ -196,6 +240,7 @@ fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteI
             }
             Err(error) => return Done::Retry(error.to_string()),
         };
+        moved += candidate.moved;
         if best.as_ref().is_none_or(|(_, best)| candidate.judged.choice <= best.judged.choice) {
             best = Some((unit, candidate));
         }
@@ -222,5 +267,5 @@ fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteI
         steps_undone: candidate.refine.undone,
         svd_fallbacks: 0,
     };
-    Done::Packed(Box::new(Packed { payload: judged.payload, quality }))
+    Done::Packed(Box::new(Packed { payload: judged.payload, quality, moved }))
 }

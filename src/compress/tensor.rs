@@ -34,6 +34,8 @@ pub enum Outcome {
 pub struct Packed {
     pub payload: Payload,
     pub quality: Quality,
+    /// Bytes copied to and from a device for all its candidates.
+    pub moved: u64,
 }
 
 /// What a packed tensor asked for, got and cost. Relative errors are of the stored, rounded tensor.
@@ -141,7 +143,7 @@ fn finish(chosen: Candidate, problem: &Problem<'_>, input: &Input, budget: Budge
         steps_undone: fit.refine.undone,
         svd_fallbacks: fit.svd_fallbacks,
     };
-    Ok(Packed { payload, quality })
+    Ok(Packed { payload, quality, moved: 0 })
 }
 
 /// Ŵ as it is stored, without the padding of the width.

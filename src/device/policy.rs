@@ -114,6 +114,17 @@ fn open_wgpu(_: Adapters) -> Result<Device, DeviceError> {
     Err(DeviceError::NotBuilt { policy: "wgpu", hint: "build with the feature wgpu" })
 }
 
+impl std::fmt::Display for DevicePolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+            Self::Wgpu => "wgpu",
+        })
+    }
+}
+
 impl FromStr for DevicePolicy {
     type Err = DeviceError;
 

@@ -4,29 +4,29 @@
 // until none is below -tolerance g^2 K_kk, 4 r times at most; g is fitted again, MAX_ROUNDS rounds at most, the last one
 // without a flip or with g moved by at most scale_tolerance |g|. e_j = (b_j - g (Ks)_j) / Rt[j,j].
 // One workgroup an item, 256 threads; thread t owns the entries t, t + 256, ... of s, Ks, b, e and the diagonal of K in
-// private memory: r at most SLOTS * 256 = 4096. Rows of K come from the arena. 4.1 KB of workgroup memory, two barriers a
+// private memory: r at most SLOTS * 256 = 4096. g of all columns is NaN where the loops were cut short. Rows of K come from the arena. 2.2 KB of workgroup memory, two barriers a
 // flip: all threads leave 256 candidates, 16 threads look at 16 each, all threads at the 16 that remain.
 // words: s_at s_stride ks_at ks_stride b_at b_stride k_at k_stride rt_at rt_stride e_at e_stride n r start width g_at
 // flips_at tolerance scale_tolerance
 
 const SLOTS = 16u;
 // Above every change that a flip is taken for.
-const NOTHING = vec4f(3.4e38, 0.0, 0.0, 0.0);
+const NOTHING = vec2f(3.4e38, 0.0);
 
-var<workgroup> lanes: array<vec4f, THREADS>;
-var<workgroup> sixteen: array<vec4f, 16>;
+var<workgroup> lanes: array<vec2f, THREADS>;
+var<workgroup> sixteen: array<vec2f, 16>;
 
 var<private> s: array<f32, SLOTS>;
 var<private> ks: array<f32, SLOTS>;
 var<private> b: array<f32, SLOTS>;
 var<private> diagonal: array<f32, SLOTS>;
 
-// The lower change, or the lower k where they are equal. Candidates: change, k, K_kk, s_k.
-fn better(a: vec4f, b: vec4f) -> vec4f {
+// The lower change, or the lower k where they are equal. Candidates: change, and 2 k, plus one where s_k is negative.
+fn better(a: vec2f, b: vec2f) -> vec2f {
     return select(a, b, b.x < a.x || (b.x == a.x && b.y < a.y));
 }
 
-fn best_of_all(thread: u32, mine: vec4f) -> vec4f {
+fn best_of_all(thread: u32, mine: vec2f) -> vec2f {
     lanes[thread] = mine;
     workgroupBarrier();
     if thread < 16u {
@@ -40,7 +40,7 @@ fn best_of_all(thread: u32, mine: vec4f) -> vec4f {
     return best;
 }
 
-fn sum_of_all(thread: u32, mine: vec4f) -> vec4f {
+fn sum_of_all(thread: u32, mine: vec2f) -> vec2f {
     lanes[thread] = mine;
     workgroupBarrier();
     if thread < 16u {
@@ -56,8 +56,8 @@ fn sum_of_all(thread: u32, mine: vec4f) -> vec4f {
 
 // g = b.s / s.Ks, made positive by negating s.
 fn fit_scale(thread: u32, slots: u32) -> f32 {
-    var mine = vec4f();
-    for (var t = 0u; t < slots; t++) { mine += vec4f(s[t] * ks[t], b[t] * s[t], 0.0, 0.0); }
+    var mine = vec2f();
+    for (var t = 0u; t < slots; t++) { mine += vec2f(s[t] * ks[t], b[t] * s[t]); }
     let sums = sum_of_all(thread, mine);
     var g = 0.0;
     if sums.x > 0.0 { g = sums.y / sums.x; }
@@ -80,15 +80,16 @@ fn flip_round(item: u32, thread: u32, slots: u32, g: f32) -> u32 {
         for (var t = 0u; t < slots; t++) {
             let k = thread + THREADS * t;
             let change = 4.0 * g * s[t] * (b[t] - g * (ks[t] - diagonal[t] * s[t]));
-            if k < r && change < mine.x { mine = vec4f(change, f32(k), diagonal[t], s[t]); }
+            if k < r && change < mine.x { mine = vec2f(change, f32(2u * k + u32(s[t] < 0.0))); }
         }
         let best = best_of_all(thread, mine);
-        if !(best.x < threshold * best.z) { break; }
-        let flipped = u32(best.y);
+        let flipped = u32(best.y) / 2u;
         let row = table[item + 6u] + flipped * table[item + 7u];
+        if !(best.x < threshold * arena[row + flipped]) { break; }
+        let step = select(-2.0, 2.0, u32(best.y) % 2u == 1u);
         for (var t = 0u; t < slots; t++) {
             let k = thread + THREADS * t;
-            if k < r { ks[t] -= 2.0 * best.w * arena[row + k]; }
+            if k < r { ks[t] += step * arena[row + k]; }
             if k == flipped { s[t] = -s[t]; }
         }
         flips++;
@@ -156,4 +157,5 @@ fn column_search(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) group
             arena[table[item + 17u] + j] = f32(flips);
         }
     }
+    if !loops_turn() && thread < table[item + 15u] { arena[table[item + 16u] + start + thread] = nan(); }
 }

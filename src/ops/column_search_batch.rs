@@ -47,18 +47,25 @@ pub fn column_search_batch(arena: &mut Arena, items: &[ColumnSearchItem]) {
     let products: Vec<_> = items.iter().map(|item| Gemm::new(item.signs, item.k, item.ks)).collect();
     gemm(arena, &products);
     let widest = items.iter().map(|item| item.signs.rows).max().unwrap_or(0);
-    for start in (0..widest).step_by(BLOCK) {
+    let block = items.iter().map(|item| block(arena, item.signs.cols)).min().unwrap_or(BLOCK);
+    for start in (0..widest).step_by(block) {
         let active: Vec<_> = items.iter().filter(|item| start < item.signs.rows).collect();
-        search_block(arena, &active, start);
-        let rest: Vec<_> = active.iter().filter_map(|item| carry_on(item, start)).collect();
+        search_block(arena, &active, start, block);
+        let rest: Vec<_> = active.iter().filter_map(|item| carry_on(item, start, block)).collect();
         gemm(arena, &rest);
     }
 }
 
+/// Columns of a launch: [`BLOCK`], or as many as a device that counts the turns of loops lets through, at `r` flips each
+/// with a turn for every 128 entries.
+fn block(arena: &Arena, r: usize) -> usize {
+    (arena.turns() / (2 * r.max(1) * (1 + r.div_ceil(128)))).clamp(1, BLOCK)
+}
+
 /// `Bᵀ[later] −= Rᵀ[later, block]·E` for the columns behind a block.
-fn carry_on(item: &ColumnSearchItem, start: usize) -> Option<Gemm> {
+fn carry_on(item: &ColumnSearchItem, start: usize, block: usize) -> Option<Gemm> {
     let (n, r) = (item.signs.rows, item.signs.cols);
-    let width = BLOCK.min(n - start);
+    let width = block.min(n - start);
     let rest = n - start - width;
     (rest > 0).then(|| {
         let feedback = item.r_transposed.part((start + width, start), (rest, width));
@@ -67,9 +74,9 @@ fn carry_on(item: &ColumnSearchItem, start: usize) -> Option<Gemm> {
     })
 }
 
-fn search_block(arena: &mut Arena, items: &[&ColumnSearchItem], start: usize) {
+fn search_block(arena: &mut Arena, items: &[&ColumnSearchItem], start: usize, block: usize) {
     if let Some(memory) = arena.memory() {
-        return items.par_iter().for_each(|item| on_host(memory, item, start));
+        return items.par_iter().for_each(|item| on_host(memory, item, start, block));
     }
     let mut table = Table::new(20);
     for item in items {
@@ -92,7 +99,7 @@ fn search_block(arena: &mut Arena, items: &[&ColumnSearchItem], start: usize) {
             n,
             r,
             start,
-            BLOCK.min(n - start),
+            block.min(n - start),
             *scale,
             *flips,
             tolerances[0],
@@ -103,21 +110,21 @@ fn search_block(arena: &mut Arena, items: &[&ColumnSearchItem], start: usize) {
     arena.queue(&COLUMN_SEARCH, table);
 }
 
-fn on_host(memory: Memory, item: &ColumnSearchItem, start: usize) {
+fn on_host(memory: Memory, item: &ColumnSearchItem, start: usize, block: usize) {
     let (n, r) = (item.signs.rows, item.signs.cols);
     // SAFETY: K and Rᵀ are read; everything else belongs to this item alone, row by row.
     let k = |k: usize| unsafe { memory.row(item.k, k) };
     let diagonal: Vec<f32> = (0..r).map(|i| k(i)[i]).collect();
     let mut delta = vec![0.0; r];
     let arch = pulp::Arch::new();
-    for j in start..n.min(start + BLOCK) {
+    for j in start..n.min(start + block) {
         // SAFETY: as above.
         unsafe {
             let b = memory.row_mut(item.b, j);
             let feedback = memory.row(item.r_transposed, j);
-            for i in start..j {
-                let error = memory.row(item.errors, i - start);
-                b.iter_mut().zip(error).for_each(|(b, e)| *b -= feedback[i] * e);
+            for (i, weight) in feedback[start..j].iter().enumerate() {
+                let error = memory.row(item.errors, i);
+                b.iter_mut().zip(error).for_each(|(b, e)| *b -= weight * e);
             }
             let mut state = ColumnState {
                 s: memory.row_mut(item.signs, j),

@@ -1,5 +1,6 @@
-// out_ij <- A[rows_i, cols_j], indices stored as numbers; ENTRIES entries a workgroup, numbered along the rows.
-// words: a a_stride out out_stride rows cols rowindex colindex
+// out_ij <- A[rows_i, cols_j], or A[cols_j, rows_i] where transposed, indices stored as numbers; ENTRIES entries a
+// workgroup, numbered along the rows.
+// words: a a_stride out out_stride rows cols rowindex colindex transposed
 extern "C" __global__ void __launch_bounds__(THREADS) gather(float* arena, const u32* table) {
     u32 group = group_index();
     const u32* item = find_item(table, group);
@@ -16,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather(float* arena, const
         if (offset >= rest) return;
         u32 i = (from + offset) / cols, j = (from + offset) % cols;
         u32 from_row = row ? (u32)row[i] : i, from_col = col ? (u32)col[j] : j;
-        out[(size_t)i * out_stride + j] = a[(size_t)from_row * a_stride + from_col];
+        size_t place = item[8] ? (size_t)from_col * a_stride + from_row : (size_t)from_row * a_stride + from_col;
+        out[(size_t)i * out_stride + j] = a[place];
     }
 }

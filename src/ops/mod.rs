@@ -56,6 +56,8 @@ pub mod spd_factor;
 #[cfg(feature = "cuda")]
 pub mod spd_inverse;
 pub mod spd_solve;
+#[cfg(feature = "cuda")]
+pub mod spectrum;
 pub mod splitmix;
 pub mod swiglu;
 pub mod syrk;
@@ -69,7 +71,10 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
     let rows = [1, 2, 3, 16].into_iter().flat_map(|dim| [row_factor::source(dim), arrow_solve::source(dim)]);
     let batches = (1..=arrow_batch::LARGEST_DIM).map(arrow_batch::source);
     let encoder = programs().into_iter().map(|program| program.source());
-    rows.chain(batches).chain([spd_inverse::source(spd_inverse::LEAF)]).chain(encoder).collect()
+    rows.chain(batches)
+        .chain([spd_inverse::source(spd_inverse::LEAF), spectrum::source()])
+        .chain(encoder)
+        .collect()
 }
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.

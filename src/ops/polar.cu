@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) polar_scale(float* arena, 
     float largest = 0.0f;
     for (u32 i = threadIdx.x / 32; i < r; i += THREADS / 32) {
         float sum = 0.0f;
-#pragma unroll 8
+#pragma unroll 16
         for (u32 k = lane; k < r; k += 32) sum += fabsf(m[(size_t)i * r + k]);
         sum = warp_sum(sum);
         if (!(sum <= largest)) largest = sum;
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) polar_check(float* arena, 
     if (done) return;
     float sum = 0.0f;
     for (u32 i = threadIdx.x / 32; i < r; i += THREADS / 32)
-#pragma unroll 8
+#pragma unroll 16
         for (u32 k = threadIdx.x % 32; k < r; k += 32) {
             float d = m[(size_t)i * r + k] - (i == k ? 1.0f : 0.0f);
             sum += d * d;

@@ -18,7 +18,11 @@ fn polar_scale(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups:
     var most = 0u;
     for (var j = thread; j < r; j += THREADS) {
         var sum = 0.0;
-        for (var i = 0u; i < r; i++) { sum += abs(arena[table[item + 1u] + i * r + j]); }
+        for (var i = 0u; i < r; i += 8u) {
+            for (var step = 0u; step < 8u; step++) {
+                if i + step < r { sum += abs(arena[table[item + 1u] + (i + step) * r + j]); }
+            }
+        }
         most = max(most, bitcast<u32>(sum) & 0x7fffffffu);
     }
     bits[thread] = most;
@@ -36,10 +40,14 @@ fn polar_scale(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups:
     }
     let broken = workgroupUniformLoad(&skip) != 0u;
     let scale = sqrt(sqrt(bitcast<f32>(most)));
-    for (var entry = thread; entry < r * r; entry += THREADS) {
-        var value = 0.0;
-        if !broken { value = arena[table[item] + entry] / scale; }
-        arena[table[item + 2u] + entry] = value;
+    for (var first = thread; first < r * r; first += 8u * THREADS) {
+        for (var step = 0u; step < 8u; step++) {
+            let entry = first + step * THREADS;
+            if entry >= r * r { continue; }
+            var value = 0.0;
+            if !broken { value = arena[table[item] + entry] / scale; }
+            arena[table[item + 2u] + entry] = value;
+        }
     }
 }
 
@@ -57,9 +65,13 @@ fn polar_check(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups:
     if thread == 0u { skip = u32(arena[done_at] != 0.0); }
     if workgroupUniformLoad(&skip) != 0u { return; }
     var sum = 0.0;
-    for (var entry = thread; entry < r * r; entry += THREADS) {
-        let d = arena[table[item] + entry] - select(0.0, 1.0, entry / r == entry % r);
-        sum += d * d;
+    for (var first = thread; first < r * r; first += 8u * THREADS) {
+        for (var step = 0u; step < 8u; step++) {
+            let entry = first + step * THREADS;
+            if entry >= r * r { continue; }
+            let d = arena[table[item] + entry] - select(0.0, 1.0, entry / r == entry % r);
+            sum += d * d;
+        }
     }
     sums[thread] = sum;
     for (var half = THREADS / 2u; half > 0u; half /= 2u) {

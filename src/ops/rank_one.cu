@@ -3,11 +3,11 @@
 
 // The products of a power step: x = |A| lambda, a warp a row; its rows of next += |A|' x come from L1 right after.
 // CHUNK columns at a time are summed in registers, and over the warps in shared memory.
-constexpr u32 WARPS = THREADS / 32, OWN = 16, CHUNK = 32 * OWN;
+constexpr u32 WARPS = THREADS / 32, OWN = 8, CHUNK = 32 * OWN;
 
 __device__ __forceinline__ float row_product(const float* a, const float* lambda, u32 cols) {
     float sum = 0.0f;
-#pragma unroll 8
+#pragma unroll 16
     for (u32 k = threadIdx.x % 32; k < cols; k += 32) sum += fabsf(a[k]) * lambda[k];
     return warp_sum(sum);
 }
@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_one(float* arena, con
         float square = 0.0f;
         for (u32 from = 0; from < cols; from += CHUNK) {
             float own[OWN] = {};
+#pragma unroll 2
             for (u32 i = warp; i < rows; i += WARPS) {
                 float product = from ? x[i] : row_product(a + i * stride, lambda, cols);
                 if (!from && lane == 0) x[i] = product;

@@ -1,6 +1,7 @@
 // |A| ~ x lambda' by power iteration from lambda = 1/sqrt(r): x <- |A| lambda, next <- |A|' x, lambda <- next / |next|,
 // until lambda moves by less than the tolerance, MAX_STEPS times at most; at last x <- |A| lambda. One workgroup an item,
-// 256 threads; vectors live in the arena, barriers stand between those who write a vector and those who read it.
+// 256 threads, 1 KB of workgroup memory; vectors live in the arena, barriers stand between those who write one and those
+// who read it. x is NaN where the loops were cut short.
 // words: a_at a_stride m r x_at lambda_at next_at tolerance
 
 var<workgroup> sums: array<f32, THREADS>;
@@ -26,7 +27,11 @@ fn multiply(item: u32, thread: u32) {
         var sum = 0.0;
         if i < m {
             let row = table[item] + i * table[item + 1u];
-            for (var k = thread % 4u; k < r; k += 4u) { sum += abs(arena[row + k]) * arena[table[item + 5u] + k]; }
+            for (var k = thread % 4u; k < r; k += 32u) {
+                for (var step = 0u; step < 32u; step += 4u) {
+                    if k + step < r { sum += abs(arena[row + k + step]) * arena[table[item + 5u] + k + step]; }
+                }
+            }
         }
         sums[thread] = sum;
         workgroupBarrier();
@@ -46,8 +51,12 @@ fn multiply_transposed(item: u32, thread: u32) {
         let k = first + thread % 32u;
         var sum = 0.0;
         if k < r {
-            for (var i = thread / 32u; i < m; i += 8u) {
-                sum += abs(arena[table[item] + i * table[item + 1u] + k]) * arena[table[item + 4u] + i];
+            for (var i = thread / 32u; i < m; i += 64u) {
+                for (var step = 0u; step < 64u; step += 8u) {
+                    if i + step >= m { continue; }
+                    let a = arena[table[item] + (i + step) * table[item + 1u] + k];
+                    sum += abs(a) * arena[table[item + 4u] + i + step];
+                }
             }
         }
         sums[thread] = sum;
@@ -90,4 +99,7 @@ fn rank_one(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: ve
         if sqrt(reduce(thread, change)) < tolerance { break; }
     }
     multiply(item, thread);
+    if !loops_turn() {
+        for (var i = thread; i < table[item + 2u]; i += THREADS) { arena[table[item + 4u] + i] = nan(); }
+    }
 }

@@ -9,7 +9,7 @@ use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
 const TOLERANCE_F32: f32 = 1e-6;
 
 pub(super) static RANK_ONE: Program =
-    program!("rank_one", "rank_one", 256, [("MAX_STEPS", MAX_STEPS as u32)]);
+    program!("rank_one", "rank_one", 256, [("MAX_STEPS", MAX_STEPS as u32), ("CUDA_THREADS", 1024)]);
 
 /// One fit of a batch: `|A| ≈ x λᵀ`.
 #[derive(Clone, Copy, Debug)]

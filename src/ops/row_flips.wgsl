@@ -1,7 +1,8 @@
 // Greedy sign flips of one row of S (one workgroup a row): k in ascending order flips where
 // change = 4 h s_k (c_k - h ((Qs)_k - Q_kk s_k)) < -tolerance h^2 Q_kk, MAX_PASSES times at most. 256 entries are looked
 // at together, the first that wants to flips, and those behind it look again: exactly the sequential result. Thread t
-// owns the entries t, t + 256, ... of s, Qs and c in the arena; three barriers a look.
+// owns the entries t, t + 256, ... of s, Qs and c in the arena; three barriers a look. NaN flips where the loops were cut
+// short.
 // words: s_at s_stride h_at q_at q_stride qs_at qs_stride c_at c_stride rows r tolerance flips_at
 
 const NONE = 0xffffffffu;
@@ -68,5 +69,6 @@ fn row_flips(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
         }
         if flips == before { break; }
     }
-    if thread == 0u { arena[table[item + 12u] + row] = f32(flips); }
+    let complete = loops_turn();
+    if thread == 0u { arena[table[item + 12u] + row] = select(nan(), f32(flips), complete); }
 }

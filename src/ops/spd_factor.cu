@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_equilibrate(float
 // Thread (x, y) of 16 x 16 owns four rows and columns of both. Step k sends column k through shared memory, in turn
 // through two buffers, so that a step has one barrier; columns stay unscaled until the end (a_ik / sqrt(pivot_k)). The
 // next column is updated and sent before the others, so that the others hide its way.
-struct Column {
+struct alignas(16) Column {
     float block[PANEL];
     float rows[PANEL];
     float reciprocal;
@@ -60,7 +60,7 @@ __device__ __forceinline__ float reciprocal_of(float x) {
 
 extern "C" __global__ void __launch_bounds__(THREADS) cholesky_panel(float* arena, const u32* table) {
     static_assert(PANEL == 64 && THREADS == 256, "sixteen threads squared own four entries squared");
-    __shared__ __align__(16) Column columns[2];
+    __shared__ Column columns[2];
     __shared__ float scales[PANEL];
     __shared__ u32 failed;
     u32 group = group_index();

@@ -31,7 +31,8 @@ pub(super) static FACTOR_PANEL: Program =
     program!("spd_factor", "cholesky_panel", 256, [("PANEL", PANEL as u32), ("ENTRIES", ENTRIES as u32)]);
 pub(super) static GATHER: Program =
     program!("spd_factor", "cholesky_gather", 256, [("PANEL", PANEL as u32), ("ENTRIES", ENTRIES as u32)]);
-pub(super) static SOLVE: Program = program!("spd_solve", "spd_solve", 256, [("PANEL", PANEL as u32)]);
+pub(super) static SOLVE: Program =
+    program!("spd_solve", "spd_solve", 256, [("PANEL", PANEL as u32), ("CUDA_THREADS", 1024)]);
 pub(super) static LEAF: Program = program!(
     "triangular_inverse",
     "triangular_leaf",

@@ -68,7 +68,12 @@ fn spd_solve(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
         let i = first + thread / 4u;
         var sum = 0.0;
         if i < n {
-            for (var p = thread % 4u; p < first; p += 4u) { sum += arena[a + i * stride + p] * arena[y + p]; }
+            // `first` is a multiple of PANEL: sixteen steps of four lanes fit.
+            for (var p = thread % 4u; p < first; p += PANEL) {
+                for (var step = 0u; step < PANEL; step += 4u) {
+                    sum += arena[a + i * stride + p + step] * arena[y + p + step];
+                }
+            }
         }
         solve_block(item, thread, first, sum, false);
     }
@@ -77,8 +82,10 @@ fn spd_solve(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
         let j = first + thread % PANEL;
         var sum = 0.0;
         if j < n {
-            for (var i = first + PANEL + thread / PANEL; i < n; i += 4u) {
-                sum += arena[a + i * stride + j] * arena[y + i];
+            for (var i = first + PANEL + thread / PANEL; i < n; i += 16u) {
+                for (var step = 0u; step < 16u; step += 4u) {
+                    if i + step < n { sum += arena[a + (i + step) * stride + j] * arena[y + i + step]; }
+                }
             }
         }
         solve_block(item, thread, first, sum, true);
@@ -87,8 +94,9 @@ fn spd_solve(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
         if !finite(arena[d + i] * arena[y + i]) { atomicMax(&broken, 1u); }
     }
     workgroupBarrier();
+    let complete = loops_turn();
     if thread == 0u {
-        skip = atomicLoad(&broken);
+        skip = select(1u, atomicLoad(&broken), complete);
         if skip != 0u { arena[status_at] = 1.0; }
     }
     if workgroupUniformLoad(&skip) != 0u { return; }

@@ -70,6 +70,16 @@ pub fn wgpu() -> Option<lapidary::device::wgpu::Wgpu> {
     works(Wgpu::open(Adapters::Any), "wgpu")
 }
 
+/// The host, and every device that is there.
+pub fn devices() -> Vec<lapidary::device::Device> {
+    let mut devices = vec![lapidary::device::Device::Host];
+    #[cfg(feature = "cuda")]
+    devices.extend(cuda().map(lapidary::device::Device::Cuda));
+    #[cfg(feature = "wgpu")]
+    devices.extend(wgpu().map(lapidary::device::Device::Wgpu));
+    devices
+}
+
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn works<T>(found: Result<T, lapidary::device::DeviceError>, name: &str) -> Option<T> {
     match found {

@@ -51,8 +51,10 @@ fn many_items_and_many_launches() {
 
 #[cfg(feature = "wgpu")]
 mod wgpu {
-    use lapidary::device::arena::{Arena, Program, Table};
+    use lapidary::device::arena::{Arena, Program, Table, float_word};
+    use lapidary::device::wgpu::{Adapters, Wgpu};
     use lapidary::device::{Device, DeviceError};
+    use lapidary::ops::splitmix::SplitMix64;
 
     use crate::common;
 
@@ -66,6 +68,45 @@ mod wgpu {
             matches!(error, DeviceError::Memory { needed_mib, free_mib, .. } if needed_mib > free_mib),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_software_adapter_is_no_card() {
+        if let Ok(card) = Wgpu::open(Adapters::Hardware) {
+            assert!(!card.is_software(), "{card:?}");
+        }
+    }
+
+    /// Enough columns and flips to use up the turns that Mesa's software adapter gives the loops of a thread: all scales
+    /// are marked then, and none is on a card.
+    #[test]
+    fn loops_that_were_cut_short_are_marked() {
+        let Some(wgpu) = common::wgpu() else { return };
+        let (n, r) = (128, 512);
+        let mut arena = Arena::new(&Device::Wgpu(wgpu), 1 << 20).unwrap();
+        let mut random = SplitMix64::new(3);
+        let mut noise = |len: usize| -> Vec<f32> { (0..len).map(|_| random.signed() as f32).collect() };
+        let [s, ks, b, k, rt, e, g, flips] = [0, 1, 2, 3, 7, 8, 9, 10].map(|i| i * n * r);
+        arena.write(b, &noise(n * r));
+        arena.write(s, &noise(n * r).iter().map(|value| value.signum()).collect::<Vec<_>>());
+        // K = I: K s = s.
+        arena.write(k, &vec![0.0; r * r]);
+        (0..r).for_each(|i| arena.write(k + i * (r + 1), &[1.0]));
+        arena.write(rt, &vec![0.0; n * n]);
+        (0..n).for_each(|i| arena.write(rt + i * (n + 1), &[1.0]));
+        let signs = arena.read(s, n * r).unwrap();
+        arena.write(ks, &signs);
+        let mut table = Table::new(20);
+        let [tolerance, settled] = [1e-7, 1e-6].map(float_word);
+        table.push(1, &[s, r, ks, r, b, r, k, r, rt, n, e, r, n, r, 0, n, g, flips, tolerance, settled]);
+        let programs = lapidary::ops::programs();
+        let program = programs.into_iter().find(|program| program.entry == "column_search").unwrap();
+        arena.queue(program, table);
+        let (g, flips) = (arena.read(g, n).unwrap(), arena.read(flips, n).unwrap());
+        let marked = g.iter().filter(|g| g.is_nan()).count();
+        let cut = marked == n && arena.turns() < usize::MAX;
+        let whole = marked == 0 && flips.iter().all(|flips| *flips > 0.0);
+        assert!(cut || whole, "{marked} of {n} are marked, flips are {flips:?}");
     }
 
     static BROKEN: Program = Program {

@@ -88,11 +88,11 @@ fn factors_solutions_and_inverses() {
 fn check_solution(sheet: &mut Sheet, a: &Given, solve: &SpdSolve) {
     let n = a.view.rows;
     let (x, b) = (sheet.read_vector(solve.x, n), sheet.read_vector(solve.b, n));
-    for i in 0..n {
+    for (i, b) in b.iter().enumerate() {
         let d = a.at(i, i).sqrt().recip();
         let product: f64 = (0..n).map(|j| a.at(i, j) * x[j]).sum();
         let size: f64 = (0..n).map(|j| (a.at(i, j) * x[j]).abs()).sum();
-        assert!((product - b[i]).abs() * d < 1e-4 * (size + b[i].abs()) * d, "order {n}, row {i}");
+        assert!((product - b).abs() * d < 1e-4 * (size + b.abs()) * d, "order {n}, row {i}");
     }
 }
 

@@ -15,7 +15,7 @@ fn rows_are_normalised_and_weighted() {
             let a = sheet.fill(numbers.view, |i, j| if i == 2 { 0.0 } else { numbers.at(i, j) });
             items.push((a, sheet.vector(rows), sheet.blank(rows, r), sheet.blank(rows, r)));
         }
-        let weights = |at: usize, d: &Given| (at % 2 == 0).then_some(d.view.at);
+        let weights = |at: usize, d: &Given| at.is_multiple_of(2).then_some(d.view.at);
         let rows: Vec<_> = items
             .iter()
             .enumerate()

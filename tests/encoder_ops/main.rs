@@ -10,22 +10,12 @@ mod gauge;
 mod products;
 mod signs;
 
-use lapidary::device::Device;
 use lapidary::device::arena::{Arena, View};
 use lapidary::ops::splitmix::SplitMix64;
 
-fn devices() -> Vec<Device> {
-    let mut devices = vec![Device::Host];
-    #[cfg(feature = "cuda")]
-    devices.extend(common::cuda().map(Device::Cuda));
-    #[cfg(feature = "wgpu")]
-    devices.extend(common::wgpu().map(Device::Wgpu));
-    devices
-}
-
 /// Runs a body once a device, each time on an arena full of NaN.
 fn on_every_device(body: impl Fn(&mut Sheet)) {
-    for device in devices() {
+    for device in common::devices() {
         let mut arena = Arena::new(&device, LEN).unwrap();
         arena.write(0, &vec![f32::NAN; LEN]);
         println!("{}", device.name());

@@ -28,6 +28,8 @@ pub struct Job {
     pub energy: f64,
     pub error: f64,
     pub info: RefineInfo,
+    /// Numbers copied to and from the device for this candidate alone.
+    pub moved: usize,
 }
 
 /// The memory of one candidate.
@@ -70,6 +72,7 @@ impl Job {
             energy: 0.0,
             error: f64::INFINITY,
             info: RefineInfo::default(),
+            moved: 0,
         }
     }
 

@@ -29,7 +29,11 @@ pub fn judge(
     has_grams: bool,
 ) -> Result<Vec<Result<Judged, CandidateError>>, DeviceError> {
     // The steps read what is tried.
-    jobs.iter_mut().for_each(|job| std::mem::swap(&mut job.kept, &mut job.tried));
+    for job in jobs.iter_mut() {
+        std::mem::swap(&mut job.kept, &mut job.tried);
+        job.moved +=
+            job.tried.u.len() + job.tried.v.len() + 2 * (job.tried.h.len() + job.tried.g.len() + job.width());
+    }
     let shared: Vec<&Job> = jobs.iter().map(|j| &**j).collect();
     measure(arena, &shared);
     let choices =

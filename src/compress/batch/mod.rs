@@ -16,25 +16,23 @@ mod scales;
 mod site;
 mod spectrum;
 
-use faer::Mat;
-
 use super::context::ContextError;
 use super::encode::Params;
 use super::refine::RefineInfo;
 use super::tensor::Grams;
+use crate::device::DeviceError;
 use crate::device::arena::{Arena, View};
-use crate::device::{Device, DeviceError};
 use crate::ops::dots::PARTS;
 use gauge::{Start, start_path};
 use job::{Job, JobViews, SUMS};
 use judge::judge;
 use layout::Layout;
-use metric::weigh;
+use metric::{lambdas, residuals, weigh};
 use refine::refine;
 use report::Clock;
 use scales::scale_sweeps;
 use site::{Site, SiteScratch, open_sites};
-use spectrum::{Metric64, residuals_on_host, spectra, write_spectrum};
+use spectrum::{Metric64, Request, spectra};
 
 pub use judge::Judged;
 pub use layout::Shape;
@@ -72,6 +70,8 @@ pub struct Candidate {
     pub refine: RefineInfo,
     pub damping: f64,
     pub damping_tries: usize,
+    /// Bytes copied to and from the device for this candidate alone.
+    pub moved: u64,
 }
 
 /// Why a candidate has to be encoded by the reference instead, or stays dense.
@@ -93,18 +93,21 @@ pub enum CandidateError {
 
 /// Encodes all candidates of all tasks side by side. `sites` are the inputs that tasks name.
 ///
-/// What a candidate becomes does not depend on the others. Memory: [`predict`] numbers in one arena.
+/// What a candidate becomes does not depend on the others. Memory: the first [`predict`] numbers of the arena.
 /// Errors: the device's; a candidate's own failure is its own result.
+///
+/// # Panics
+/// When the arena is smaller than that.
 pub fn encode_batch(
-    device: &Device,
+    arena: &mut Arena,
     sites: &[SiteInput<'_>],
     tasks: &[Task<'_>],
     params: &Params,
 ) -> Result<(Results, Report), DeviceError> {
     let plan = Plan::of(sites, tasks);
-    let clock = Clock::start(plan.numbers);
-    let mut arena = Arena::new(device, plan.numbers)?;
-    Batch::open(&mut arena, plan, sites, tasks, clock)?.run(params)
+    assert!(plan.numbers <= arena.len(), "{} numbers in an arena of {}", plan.numbers, arena.len());
+    let clock = Clock::start(plan.numbers, arena);
+    Batch::open(arena, plan, sites, tasks, clock)?.run(params)
 }
 
 /// Numbers (4 bytes each) of the arena that a batch needs.
@@ -174,7 +177,8 @@ impl Plan {
 /// A batch under way.
 struct Batch<'a> {
     arena: &'a mut Arena,
-    sites: &'a [SiteInput<'a>],
+    inputs: &'a [SiteInput<'a>],
+    sites: Vec<Site>,
     tasks: &'a [Task<'a>],
     clock: Clock,
     views: Vec<TaskViews>,
@@ -200,7 +204,10 @@ impl<'a> Batch<'a> {
     ) -> Result<Self, DeviceError> {
         let mut errors = open_sites(arena, &mut plan.sites, &plan.site_scratch, sites)?;
         clock.lap(arena, Step::Context)?;
-        let metrics = Metric64::of(&plan.sites, sites, tasks, &mut errors);
+        let metrics = match on_card(arena) {
+            true => Vec::new(),
+            false => Metric64::of(&plan.sites, sites, tasks, &mut errors),
+        };
         for (task, views) in tasks.iter().zip(&plan.tasks) {
             arena.write(views.weight.at, task.weight);
         }
@@ -212,15 +219,25 @@ impl<'a> Batch<'a> {
             let mut job = Job::new(plan.sites[site].clone(), shape, (weight, weighted), views);
             job.sums = plan.sums + k * SUMS * PARTS;
             job.flips = plan.flips + k * plan.flips_stride;
+            job.moved = shape.m * shape.n;
             let failed = errors[site].clone().map(CandidateError::Context);
             entries.push(Entry { task, job, second, failed });
         }
-        Ok(Self { arena, sites, tasks, views: plan.tasks, metrics, entries, clock })
+        Ok(Self {
+            arena,
+            inputs: sites,
+            sites: plan.sites,
+            tasks,
+            views: plan.tasks,
+            metrics,
+            entries,
+            clock,
+        })
     }
 
     fn run(mut self, params: &Params) -> Result<(Results, Report), DeviceError> {
         self.weigh()?;
-        let starts = self.first_starts();
+        let starts = self.first_starts()?;
         self.clock.lap(self.arena, Step::Spectrum)?;
         self.start(&starts, params)?;
         self.clock.lap(self.arena, Step::Gauge)?;
@@ -239,8 +256,7 @@ impl<'a> Batch<'a> {
         refine(self.arena, &mut jobs, params.refine, &mut self.clock)?;
         let judged = self.judge()?;
         self.clock.lap(self.arena, Step::Judge)?;
-        self.clock.report.traffic = self.arena.telemetry();
-        Ok((self.results(judged), self.clock.report))
+        Ok((self.results(judged), self.clock.finish(self.arena)))
     }
 
     fn weigh(&mut self) -> Result<(), DeviceError> {
@@ -260,28 +276,24 @@ impl<'a> Batch<'a> {
     }
 
     /// The spectrum of each weight, and where the first path of each candidate starts from.
-    fn first_starts(&mut self) -> Vec<(usize, Start)> {
+    fn first_starts(&mut self) -> Result<Vec<(usize, Start)>, DeviceError> {
         let open = |t: &usize| self.entries.iter().any(|e| e.task == *t && e.failed.is_none());
         let tasks: Vec<usize> = (0..self.tasks.len()).filter(open).collect();
-        let weights: Vec<_> = (tasks.iter())
-            .map(|t| {
-                let task = &self.tasks[*t];
-                let n = task.weight.len() / task.rows;
-                let weight = Mat::from_fn(task.rows, n, |i, j| f64::from(task.weight[i * n + j]));
-                (weight, &self.metrics[task.site])
-            })
-            .collect();
-        let spectra = spectra(&weights);
+        let request = |t: &usize| {
+            let TaskViews { weight, left, root, inverse_root, .. } = self.views[*t];
+            Request { weight, site: self.tasks[*t].site, left, root, inverse_root }
+        };
+        let requests: Vec<_> = tasks.iter().map(request).collect();
+        let found = spectra(self.arena, &self.sites, &self.metrics, &requests)?;
         let mut starts = Vec::new();
-        for (t, spectrum) in tasks.into_iter().zip(spectra) {
-            let TaskViews { weight, left, root, inverse_root, .. } = self.views[t];
-            let written = spectrum.map(|s| write_spectrum(self.arena, &s, left, root, inverse_root));
+        for ((t, request), found) in tasks.into_iter().zip(requests).zip(found) {
             for (k, entry) in self.entries.iter_mut().enumerate() {
                 if entry.task != t || entry.failed.is_some() {
                     continue;
                 }
-                match &written {
+                match &found {
                     Ok(()) => {
+                        let Request { weight, left, root, inverse_root, .. } = request;
                         let left = left.part((0, 0), (left.rows, entry.job.shape.rank));
                         starts.push((k, Start { weight, left, root, inverse_root }));
                     }
@@ -289,7 +301,7 @@ impl<'a> Batch<'a> {
                 }
             }
         }
-        starts
+        Ok(starts)
     }
 
     /// The same for the second path, from what the first one leaves.
@@ -298,18 +310,18 @@ impl<'a> Batch<'a> {
             .filter(|k| self.entries[*k].failed.is_none() && self.entries[*k].job.shape.paths == 2)
             .collect();
         let jobs: Vec<&Job> = two.iter().map(|k| &self.entries[*k].job).collect();
-        let residuals = residuals_on_host(self.arena, &jobs)?;
-        let metric = |k: &usize| &self.metrics[self.tasks[self.entries[*k].task].site];
-        let weights: Vec<_> = residuals.into_iter().zip(two.iter().map(metric)).collect();
-        let spectra = spectra(&weights);
+        lambdas(self.arena, &jobs);
+        residuals(self.arena, &jobs);
+        let request = |k: &usize| {
+            let Start { weight, left, root, inverse_root } = self.entries[*k].second;
+            Request { weight, site: self.tasks[self.entries[*k].task].site, left, root, inverse_root }
+        };
+        let requests: Vec<_> = two.iter().map(request).collect();
+        let found = spectra(self.arena, &self.sites, &self.metrics, &requests)?;
         let mut starts = Vec::new();
-        for (k, spectrum) in two.into_iter().zip(spectra) {
-            let start = self.entries[k].second;
-            match spectrum {
-                Ok(spectrum) => {
-                    write_spectrum(self.arena, &spectrum, start.left, start.root, start.inverse_root);
-                    starts.push((k, start));
-                }
+        for (k, found) in two.into_iter().zip(found) {
+            match found {
+                Ok(()) => starts.push((k, self.entries[k].second)),
                 Err(error) => self.entries[k].failed = Some(error.into()),
             }
         }
@@ -333,12 +345,12 @@ impl<'a> Batch<'a> {
     }
 
     fn judge(&mut self) -> Result<Vec<Result<Judged, CandidateError>>, DeviceError> {
-        let sites: Vec<bool> = self.sites.iter().map(|site| site.grams.is_some()).collect();
+        let has_grams = self.inputs.iter().all(|input| input.grams.is_some());
         let mut jobs: Vec<&mut Job> = (self.entries.iter_mut())
             .filter(|entry| entry.failed.is_none())
             .map(|entry| &mut entry.job)
             .collect();
-        judge(self.arena, &mut jobs, sites.into_iter().all(|has| has))
+        judge(self.arena, &mut jobs, has_grams)
     }
 
     fn results(&mut self, judged: Vec<Result<Judged, CandidateError>>) -> Results {
@@ -355,6 +367,7 @@ impl<'a> Batch<'a> {
                         refine: job.info,
                         damping: job.site.damping,
                         damping_tries: job.site.tries,
+                        moved: 4 * job.moved as u64,
                     })
                 }
             };
@@ -362,6 +375,16 @@ impl<'a> Batch<'a> {
         }
         results
     }
+}
+
+#[cfg(feature = "cuda")]
+fn on_card(arena: &mut Arena) -> bool {
+    arena.card().is_some()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_card(_: &mut Arena) -> bool {
+    false
 }
 
 fn alive(entries: &[Entry], wanted: impl Fn(&Job) -> bool) -> Vec<&Job> {

@@ -72,13 +72,15 @@ impl Report {
 /// Times steps; at the end of each it waits for the device.
 pub struct Clock {
     since: Instant,
-    pub report: Report,
+    before: Telemetry,
+    report: Report,
 }
 
 impl Clock {
-    pub fn start(numbers: usize) -> Self {
+    pub fn start(numbers: usize, arena: &Arena) -> Self {
         Self {
             since: Instant::now(),
+            before: arena.telemetry(),
             report: Report { batches: 1, largest_arena: numbers, ..Report::default() },
         }
     }
@@ -89,5 +91,10 @@ impl Clock {
         self.report.seconds[step as usize] += self.since.elapsed().as_secs_f64();
         self.since = Instant::now();
         Ok(())
+    }
+
+    pub fn finish(mut self, arena: &Arena) -> Report {
+        self.report.traffic = arena.telemetry() - self.before;
+        self.report
     }
 }

@@ -1,14 +1,14 @@
 use faer::{Mat, MatRef, Side};
 use rayon::prelude::*;
 
-use super::job::Job;
-use super::metric::{lambdas, residuals};
 use super::site::Site;
 use super::{SiteInput, Task};
 use crate::compress::context::ContextError;
 use crate::compress::latents::{Spectrum, SpectrumError};
 use crate::device::DeviceError;
 use crate::device::arena::{Arena, View};
+#[cfg(feature = "cuda")]
+use crate::ops::spectrum::SpectrumItem;
 
 /// H̃ of one input in f64 and, where a weight that reads it is taller than wide, a factor F of it, `H̃ = F·Fᵀ`.
 pub struct Metric64 {
@@ -54,21 +54,62 @@ impl Metric64 {
     }
 }
 
-/// Writes the leading left singular vectors, as many as `left` has columns, and the roots of their singular values.
-pub fn write_spectrum(arena: &mut Arena, spectrum: &Spectrum, left: View, root: usize, inverse_root: usize) {
-    let (m, r) = (left.rows, left.cols);
-    let vectors = spectrum.left();
-    let values: Vec<f32> = (0..m * r).map(|k| vectors[(k / r, k % r)] as f32).collect();
-    arena.write(left.at, &values);
-    let roots = spectrum.roots(r);
-    arena.write(root, &roots.iter().map(|(root, _)| *root as f32).collect::<Vec<_>>());
-    arena.write(inverse_root, &roots.iter().map(|(_, inverse)| *inverse as f32).collect::<Vec<_>>());
+/// A weight in the arena, and where its leading left singular vectors (m x r) and the roots of its singular values go.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    pub weight: View,
+    /// Which of the batch's sites it reads
+    pub site: usize,
+    pub left: View,
+    pub root: usize,
+    pub inverse_root: usize,
 }
 
-/// Spectra of weights in f64 on the host: an eigenvalue is good to ε of the largest, and the directions that f32 would
-/// mix are those that the rank cuts between.
-pub fn spectra(jobs: &[(Mat<f64>, &Metric64)]) -> Vec<Result<Spectrum, SpectrumError>> {
-    jobs.par_iter().map(|(weight, metric)| spectrum(weight.as_ref(), metric)).collect()
+/// Finds the spectra of all requests in f64: an eigenvalue is good to ε of the largest, and the directions that f32
+/// would mix are those that the rank cuts between. On a card by its libraries, elsewhere on the host.
+pub fn spectra(
+    arena: &mut Arena,
+    sites: &[Site],
+    metrics: &[Metric64],
+    requests: &[Request],
+) -> Result<Vec<Result<(), SpectrumError>>, DeviceError> {
+    #[cfg(feature = "cuda")]
+    if let Some(card) = arena.card() {
+        let items: Vec<_> = (requests.iter())
+            .map(|r| SpectrumItem { weight: r.weight, damped: sites[r.site].damped, left: r.left })
+            .collect();
+        let found = crate::ops::spectrum::spectra(&card?, &items)?;
+        let written = requests.iter().zip(found).map(|(request, sigma)| {
+            let error = SpectrumError { rows: request.weight.rows, cols: request.weight.cols };
+            write_roots(arena, request, &Spectrum::roots_of(&sigma.ok_or(error)?));
+            Ok(())
+        });
+        return Ok(written.collect());
+    }
+    let mut weights = Vec::new();
+    for request in requests {
+        let values = arena.read(request.weight.at, request.weight.len())?;
+        let (m, n) = (request.weight.rows, request.weight.cols);
+        weights.push((Mat::from_fn(m, n, |i, j| f64::from(values[i * n + j])), &metrics[request.site]));
+    }
+    debug_assert_eq!(sites.len(), metrics.len());
+    let found: Vec<_> =
+        weights.par_iter().map(|(weight, metric)| spectrum(weight.as_ref(), metric)).collect();
+    let written = requests.iter().zip(found).map(|(request, spectrum)| {
+        let spectrum = spectrum?;
+        let (left, vectors) = (request.left, spectrum.left());
+        let values: Vec<f32> =
+            (0..left.len()).map(|k| vectors[(k / left.cols, k % left.cols)] as f32).collect();
+        arena.write(left.at, &values);
+        write_roots(arena, request, &spectrum.roots(left.cols));
+        Ok(())
+    });
+    Ok(written.collect())
+}
+
+fn write_roots(arena: &mut Arena, request: &Request, roots: &[(f64, f64)]) {
+    arena.write(request.root, &roots.iter().map(|(root, _)| *root as f32).collect::<Vec<_>>());
+    arena.write(request.inverse_root, &roots.iter().map(|(_, inverse)| *inverse as f32).collect::<Vec<_>>());
 }
 
 fn spectrum(weight: MatRef<'_, f64>, metric: &Metric64) -> Result<Spectrum, SpectrumError> {
@@ -76,17 +117,4 @@ fn spectrum(weight: MatRef<'_, f64>, metric: &Metric64) -> Result<Spectrum, Spec
         Some(factor) if weight.nrows() > weight.ncols() => Spectrum::tall((weight * factor).as_ref()),
         _ => Spectrum::wide(weight, (weight * &metric.damped).as_ref()),
     }
-}
-
-/// What the started paths of each candidate leave of its weight, on the device (`scratch.residual`) and here in f64.
-pub fn residuals_on_host(arena: &mut Arena, jobs: &[&Job]) -> Result<Vec<Mat<f64>>, DeviceError> {
-    lambdas(arena, jobs);
-    residuals(arena, jobs);
-    jobs.iter()
-        .map(|job| {
-            let (m, n) = (job.shape.m, job.shape.n);
-            let values = arena.read(job.scratch.residual.at, m * n)?;
-            Ok(Mat::from_fn(m, n, |i, j| f64::from(values[i * n + j])))
-        })
-        .collect()
 }

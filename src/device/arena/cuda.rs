@@ -1,6 +1,6 @@
 use super::ring::Ring;
 use super::{Arena, Backend, Program, Table};
-use crate::device::cuda::{Args, Buffer, Cuda, Graph, Grid, Kernel, Pinned, Source, Stream};
+use crate::device::cuda::{Args, Blas, Buffer, Cuda, Graph, Grid, Kernel, Pinned, Solver, Source, Stream};
 use crate::device::{DeviceError, Telemetry};
 
 /// Words of a chunk of the ring through which tables and short writes go: 4 MiB.
@@ -24,10 +24,13 @@ const GRAPHS: usize = 64;
 /// The share of the free memory that one arena may take: libraries and side streams need some too.
 const SHARE: f64 = 0.9;
 
+/// The constant that gives a program other threads on CUDA, where a workgroup may have 1024.
+const OWN_THREADS: &str = "CUDA_THREADS";
+
 impl Program {
     /// What the compiler of CUDA reads.
     pub fn source(&self) -> Source {
-        let threads = ("THREADS", i64::from(self.threads));
+        let threads = ("THREADS", i64::from(self.cuda_threads()));
         let constants = self.constants.iter().map(|(name, value)| (*name, i64::from(*value)));
         Source {
             name: self.name,
@@ -35,6 +38,11 @@ impl Program {
             text: self.cuda,
             constants: constants.chain([threads]).collect(),
         }
+    }
+
+    fn cuda_threads(&self) -> u32 {
+        let own = self.constants.iter().find(|(name, _)| *name == OWN_THREADS);
+        own.map_or(self.threads, |(_, threads)| *threads)
     }
 }
 
@@ -50,8 +58,17 @@ pub(super) struct CudaArena {
     graphs: Vec<Graph>,
     stage: Pinned<f32>,
     error: Option<DeviceError>,
+    libraries: Option<(Blas, Solver)>,
     /// Last, so that everything above is still there while its destructor waits.
     stream: Stream,
+}
+
+/// An arena as CUDA's libraries see it.
+pub struct Card<'a> {
+    pub stream: &'a Stream,
+    pub numbers: &'a Buffer<f32>,
+    pub blas: &'a Blas,
+    pub solver: &'a Solver,
 }
 
 struct Launch {
@@ -72,6 +89,7 @@ impl CudaArena {
             graphs: Vec::new(),
             stage: Pinned::new(cuda, STAGE)?,
             error: None,
+            libraries: None,
             stream: Stream::new(cuda)?,
         })
     }
@@ -158,6 +176,19 @@ impl CudaArena {
         0
     }
 
+    /// For libraries: what they queue comes behind everything queued so far.
+    pub fn card(&mut self) -> Result<Card<'_>, DeviceError> {
+        self.attempt(Self::flush);
+        if let Some(error) = &self.error {
+            return Err(error.clone());
+        }
+        if self.libraries.is_none() {
+            self.libraries = Some((Blas::new(&self.stream)?, Solver::new(&self.stream)?));
+        }
+        let (blas, solver) = self.libraries.as_ref().expect("made above");
+        Ok(Card { stream: &self.stream, numbers: &self.numbers, blas, solver })
+    }
+
     pub fn telemetry(&self) -> Telemetry {
         self.stream.telemetry()
     }
@@ -206,7 +237,7 @@ impl CudaArena {
     fn launch(&self, launches: &[Launch]) -> Result<(), DeviceError> {
         for Launch { kernel, groups, table } in launches {
             let (program, kernel) = &self.kernels[*kernel];
-            let grid = Grid { blocks: (*groups, 1), threads: program.threads as usize };
+            let grid = Grid { blocks: (*groups, 1), threads: program.cuda_threads() as usize };
             let mut args = Args::new().pointer(self.numbers.address()).pointer(self.ring.address(*table));
             // SAFETY: a program takes the arena and a table, and waits for the launch before it (`find_item`); both
             // outlive its run, since the ring waits before it uses a chunk again.

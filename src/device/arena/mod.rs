@@ -16,6 +16,8 @@ mod wgpu;
 
 use super::{Device, DeviceError, Telemetry};
 
+#[cfg(feature = "cuda")]
+pub use cuda::Card;
 pub use host::Memory;
 pub use layout::Layout;
 pub use table::{Table, View, float_word};
@@ -183,6 +185,25 @@ impl Arena {
             Backend::Cuda(_) => None,
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(_) => None,
+        }
+    }
+
+    /// Turns that the loops of one thread of a launch may take in all. No card counts them, but Mesa's software
+    /// adapter ends loops after that many.
+    pub fn turns(&self) -> usize {
+        match &self.backend {
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(wgpu) => wgpu.turns(),
+            _ => usize::MAX,
+        }
+    }
+
+    /// The arena for CUDA's libraries, on a card.
+    #[cfg(feature = "cuda")]
+    pub fn card(&mut self) -> Option<Result<Card<'_>, DeviceError>> {
+        match &mut self.backend {
+            Backend::Cuda(cuda) => Some(cuda.card()),
+            _ => None,
         }
     }
 

@@ -29,3 +29,16 @@ fn find_item(w: vec3u, n: vec3u) -> Found {
     let first = 4u + low * stride;
     return Found(first + 1u, group - table[first]);
 }
+
+// Whether loops still turn: Mesa's software adapter ends every loop of a thread that took 65,535 turns in all its loops.
+// Kernels with long loops ask before their result counts.
+fn loops_turn() -> bool {
+    var turns = 0u;
+    while turns < table[2] { turns++; }
+    return turns == table[2];
+}
+
+// NaN, the mark of a result that does not count; WGSL has no constant for it.
+fn nan() -> f32 {
+    return bitcast<f32>(table[2] | 0x7fc00000u);
+}

@@ -14,6 +14,9 @@ const STAGED: usize = 16 << 20;
 /// Workgroups of one dimension of a grid.
 const GRID: u32 = 65_535;
 
+/// Turns after which Mesa's software adapter ends the loops of a thread (`LP_MAX_TGSI_LOOP_ITERATIONS`).
+const TURNS: usize = 65_535;
+
 /// Bytes of tables that the first table buffer holds, and of one table.
 const TABLES: u64 = 1 << 20;
 const WINDOW: u64 = 1 << 16;
@@ -149,6 +152,10 @@ impl WgpuArena {
         if self.recording == 0 {
             self.flush();
         }
+    }
+
+    pub fn turns(&self) -> usize {
+        if self.wgpu.is_software() { TURNS } else { usize::MAX }
     }
 
     pub fn telemetry(&self) -> Telemetry {

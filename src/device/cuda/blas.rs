@@ -25,7 +25,7 @@ pub enum Triangle {
     Upper,
 }
 
-/// cuBLAS on one stream, in f64. Matrices are column-major: (address, leading dimension).
+/// cuBLAS on one stream, in f64, and products in f32. Matrices are column-major: (address, leading dimension).
 ///
 /// Lengths are the caller's to get right: these are thin wrappers, `unsafe` for that reason.
 pub struct Blas {
@@ -98,6 +98,41 @@ impl Blas {
                 b.1 as c_int,
                 &beta,
                 c.0 as *mut f64,
+                c.1 as c_int,
+            )
+        })
+    }
+
+    /// The same as [`Self::gemm`] in f32, every product and sum rounded to f32 and no further.
+    ///
+    /// # Safety
+    /// As for [`Self::gemm`].
+    pub unsafe fn gemm_f32(
+        &self,
+        (op_a, op_b): (Op, Op),
+        (m, n, k): (usize, usize, usize),
+        (alpha, beta): (f32, f32),
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        // SAFETY: as for `gemm`.
+        check("cublasSgemm", unsafe {
+            sys::cublasSgemm_v2(
+                self.handle,
+                op(op_a),
+                op(op_b),
+                m as c_int,
+                n as c_int,
+                k as c_int,
+                &alpha,
+                a.0 as *const f32,
+                a.1 as c_int,
+                b.0 as *const f32,
+                b.1 as c_int,
+                &beta,
+                c.0 as *mut f32,
                 c.1 as c_int,
             )
         })

@@ -36,13 +36,24 @@ static CUBLAS: Wanted = Wanted {
     library: "cuBLAS (libcublas)",
     variable: "LAPIDARY_CUBLAS",
     files: &["libcublas.so.13", "libcublas.so", "cublas64_13.dll"],
-    symbols: &["cublasCreate_v2", "cublasSetWorkspace_v2", "cublasDgemm_v2", "cublasDtrsm_v2"],
+    symbols: &[
+        "cublasCreate_v2",
+        "cublasSetWorkspace_v2",
+        "cublasDgemm_v2",
+        "cublasSgemm_v2",
+        "cublasDtrsm_v2",
+    ],
 };
 static CUSOLVER: Wanted = Wanted {
     library: "cuSOLVER (libcusolver)",
     variable: "LAPIDARY_CUSOLVER",
     files: &["libcusolver.so.12", "libcusolver.so", "cusolver64_12.dll"],
-    symbols: &["cusolverDnCreate", "cusolverDnDpotrf", "cusolverDnDpotrf_bufferSize"],
+    symbols: &[
+        "cusolverDnCreate",
+        "cusolverDnDpotrf",
+        "cusolverDnDpotrf_bufferSize",
+        "cusolverDnXsyevBatched",
+    ],
 };
 
 /// Makes the CUDA driver ready for cudarc, or says what is missing.

@@ -2,6 +2,7 @@
 
 mod blas;
 mod buffer;
+mod eigen;
 mod graph;
 mod kernel;
 mod library;
@@ -19,9 +20,10 @@ use super::{DeviceError, Telemetry};
 
 pub use blas::{Blas, Matrix, Op, Triangle};
 pub use buffer::{Buffer, Pinned, Registered};
+pub use eigen::{EigenSolver, Eigenpairs};
 pub use graph::Graph;
 pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version};
-pub use solver::Solver;
+pub use solver::{EigenScratch, Precision, Solver, Symmetric};
 pub use stream::{Event, Stream};
 
 /// The oldest driver that the bindings know: CUDA 13.0.

@@ -1,15 +1,16 @@
 use std::fmt::Write;
-use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use miette::{IntoDiagnostic, Result, WrapErr};
 
-use lapidary::arrow::bench::{self, BenchParams, Figure};
+use lapidary::arrow::bench::Figure;
 
-use super::device::DeviceArgs;
 use super::table::Table;
 use super::{print, print_json};
+
+mod arrow;
+mod encode;
 
 /// Measure this machine, answers checked first
 #[derive(clap::Args)]
@@ -20,59 +21,39 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum What {
-    Arrow(Arrow),
+    Arrow(arrow::Args),
+    Encode(encode::Args),
 }
 
-/// The arrow solver: frames, solves, small systems, sweeps, bundle adjustment
+pub fn run(args: Args) -> Result<ExitCode> {
+    match args.what {
+        What::Arrow(args) => arrow::run(args),
+        What::Encode(args) => encode::run(args),
+    }
+}
+
+/// Where figures go.
 #[derive(clap::Args)]
-struct Arrow {
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Timed runs of a solve, after a warm-up that is not counted
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
-    /// A problem of "Bundle Adjustment in the Large" (its text format)
-    #[arg(long, alias = "bundle", value_name = "FILE")]
-    bal: Option<PathBuf>,
-    /// Cells of the colour matrix in the sweep; each takes 230 MB
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(0..=32))]
-    cells: u32,
-    /// Fits of the sweep at once: 2 on the host, up to 4 on a card
-    #[arg(long, value_name = "N")]
-    lanes: Option<NonZero<usize>>,
+struct Output {
     /// Folder for figures.csv, command.txt and machine.txt
     #[arg(long, value_name = "FOLDER")]
-    out: Option<PathBuf>,
+    out: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(args: Args) -> Result<ExitCode> {
-    let What::Arrow(args) = args.what;
-    let params = BenchParams {
-        backend: args.device.arrow_backend()?,
-        runs: args.runs as usize,
-        bundle: args.bal,
-        cells: args.cells as usize,
-        lanes: args.lanes,
-    };
-    let mut figures = Vec::new();
-    let measured = bench::run(&params, &mut figures, &|what| eprintln!("measuring: {what}"));
-    if let Some(folder) = &args.out {
-        let machine = machine(&bench::machine(&params.backend), &figures);
-        write(
-            folder,
-            &[("figures.csv", csv(&figures)), ("command.txt", command()), ("machine.txt", machine)],
-        )?;
+impl Output {
+    fn show(&self, figures: &[Figure], parts: &[(&str, String)]) -> Result<()> {
+        if let Some(folder) = &self.out {
+            let machine = machine(parts, figures);
+            write(
+                folder,
+                &[("figures.csv", csv(figures)), ("command.txt", command()), ("machine.txt", machine)],
+            )?;
+        }
+        if self.json { print_json(&figures) } else { print(table(figures).to_string().trim_end()) }
     }
-    if args.json {
-        print_json(&figures)?;
-    } else {
-        print(table(&figures).to_string().trim_end())?;
-    }
-    measured.into_diagnostic()?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn write(folder: &Path, files: &[(&str, String)]) -> Result<()> {
