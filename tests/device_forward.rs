@@ -34,7 +34,7 @@ fn calibration(checkpoint: &Checkpoint, params: CalibrationParams) -> Calibratio
 }
 
 fn embedded() -> Checkpoint {
-    Checkpoint::open(&common::tiny("")).unwrap()
+    Checkpoint::open(common::tiny("")).unwrap()
 }
 
 /// Puts random packed layers of one and two paths in the place of the dense ones of a block.
