@@ -34,7 +34,7 @@ fn calibration(checkpoint: &Checkpoint, params: CalibrationParams) -> Calibratio
 }
 
 fn embedded() -> Checkpoint {
-    Checkpoint::open(&common::tiny("")).unwrap()
+    Checkpoint::open(common::tiny("")).unwrap()
 }
 
 /// Puts random packed layers of one and two paths in the place of the dense ones of a block.
@@ -130,10 +130,10 @@ fn an_activation_that_is_not_finite_is_named_as_on_the_host() {
         });
         let decoder = Decoder::load(&checkpoint).unwrap();
         let stream = decoder.embed(calibration.windows.tokens()).unwrap();
-        let expected = capture_grams(decoder.block(1), &calibration, &stream).unwrap_err();
+        let expected = capture_grams(decoder.block(1), &calibration, &stream).err().unwrap();
         for device in devices() {
             let mut run = DeviceCalibration::new(&device, checkpoint.config(), &calibration).unwrap();
-            let found = run.capture_grams(decoder.block(1), &calibration, &stream).unwrap_err();
+            let found = run.capture_grams(decoder.block(1), &calibration, &stream).err().unwrap();
             let CaptureError::Activation(found) = found else { panic!("{found}") };
             assert_eq!(found.to_string(), expected.to_string(), "{}", device.name());
         }
@@ -205,7 +205,7 @@ fn a_text_does_not_depend_on_the_others() {
         })
         .collect();
     for device in devices() {
-        let mut write = |sequences: usize| {
+        let write = |sequences: usize| {
             let params = DecodeParams { sequences, positions: 12 };
             DeviceDecoder::new(&device, &decoder, params).unwrap().generate(&requests).unwrap()
         };
@@ -225,7 +225,9 @@ fn bad_requests_are_named() {
     let decoder = Decoder::load(&embedded()).unwrap();
     let params = DecodeParams { sequences: 2, positions: 4 };
     let mut run = DeviceDecoder::new(&Device::Host, &decoder, params).unwrap();
-    let request = |prompt| Request { prompt, sample: SampleParams::default(), most: 1, ends: &[] };
+    fn request(prompt: &[u32]) -> Request<'_> {
+        Request { prompt, sample: SampleParams::default(), most: 1, ends: &[] }
+    }
     let mut error = |prompt: &[u32]| run.generate(&[request(&[1]), request(prompt)]).unwrap_err().to_string();
     assert!(error(&[]).contains("prompt 1 is empty"));
     assert!(error(&[1; 5]).contains("5 positions"));

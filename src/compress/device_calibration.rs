@@ -1,6 +1,7 @@
 //! Calibration on a device: the block's forward and the sums of its Grams stay there, chunk by chunk.
 
-use faer::Mat;
+use faer::{Mat, MatRef};
+use rayon::prelude::*;
 
 use super::calibration::{ActivationError, Calibration, batch_len};
 use super::tensor::Grams;
@@ -10,7 +11,6 @@ use crate::model::on_device::{DeviceBlock, ForwardError};
 use crate::model::{Block, Config, Site};
 use crate::ops::gemm::{Gemm, gemm};
 use crate::ops::non_finite::{NonFinite, non_finite};
-use crate::ops::syrk::mirror_lower;
 
 /// Largest difference of an entry of a Gram from the host's, relative to its largest entry.
 ///
@@ -181,13 +181,11 @@ fn first_bad(columns: &[Vec<f32>; 4], widths: [usize; 4], batch: usize) -> Optio
 
 /// The lower triangle of a row-major n x n sum over `count` positions, divided and mirrored.
 fn symmetric(lower: &[f32], n: usize, count: usize) -> Mat<f64> {
-    let mut gram = Mat::zeros(n, n);
-    for (i, row) in lower.chunks_exact(n).enumerate() {
-        // Row i up to its diagonal is column i down to it.
-        for (entry, value) in gram.col_mut(i).iter_mut().zip(&row[..=i]) {
-            *entry = f64::from(*value) / count as f64;
+    let mut gram = vec![0.0; n * n];
+    gram.par_chunks_exact_mut(n).enumerate().for_each(|(j, column)| {
+        for (i, entry) in column.iter_mut().enumerate() {
+            *entry = f64::from(lower[i.max(j) * n + i.min(j)]) / count as f64;
         }
-    }
-    mirror_lower(gram.as_mut().transpose_mut());
-    gram
+    });
+    MatRef::from_column_major_slice(&gram, n, n).to_owned()
 }

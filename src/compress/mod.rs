@@ -3,8 +3,8 @@
 //! The encoder, in the order of its steps: [`context`], [`latents`], [`gauge`], [`scales`] (over [`factors`] and
 //! [`metric`]), [`refine`], put together by [`encode`]; [`round`] makes the payload and [`tensor`] does all of it for
 //! one tensor. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`] and [`gram`] what the layers
-//! see ([`device_calibration`] on a device), [`pipeline`] goes block by block, [`journal`] keeps what is finished, [`output`] writes the folder with its
-//! [`packing`] report, [`verify`] checks one.
+//! see ([`device_calibration`] on a device), [`pipeline`] goes block by block, [`journal`] keeps what is finished,
+//! [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
 
 pub mod batch;
 pub mod bench;

@@ -76,8 +76,11 @@ impl Sampler {
 
 /// Keeps the fewest most likely candidates whose weights reach `top_p` of the total; ties in token order.
 fn keep_nucleus(candidates: &mut Vec<(usize, f32)>, top_p: f32) {
-    candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let total: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
+    // All candidates below this together weigh less than what may be missing: few are left to be sorted.
+    let least = (1.0 - f64::from(top_p)) * total / candidates.len() as f64;
+    candidates.retain(|(_, weight)| f64::from(*weight) >= least);
+    candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let mut sum = 0.0;
     let last = candidates.iter().position(|(_, weight)| {
         sum += f64::from(*weight);
