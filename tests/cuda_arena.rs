@@ -5,7 +5,7 @@ mod common;
 
 use lapidary::device::Device;
 use lapidary::device::arena::{Arena, View};
-use lapidary::device::cuda::{EigenSolver, Eigenpairs};
+use lapidary::device::cuda::{Buffer, EigenSolver, Eigenproblem, Stream};
 use lapidary::ops::column_search_batch::{ColumnSearchItem, column_search_batch};
 use lapidary::ops::dots::{Dots, PARTS, col_dots, inner, row_dots, total};
 use lapidary::ops::gather::{Gather, Order, gather};
@@ -397,14 +397,26 @@ fn eigenpairs_of_several_matrices() {
             entries(&layout.numbers, view).into_iter().map(f64::from).collect()
         })
         .collect();
-    let mut items: Vec<_> = (orders.iter().zip(&starts))
-        .map(|(n, start)| Eigenpairs { order: *n, matrix: start.clone(), values: Vec::new() })
+    let stream = Stream::new(&cuda).unwrap();
+    let buffers: Vec<_> = (orders.iter().zip(&starts))
+        .map(|(n, start)| {
+            (Buffer::from_slice(&stream, start).unwrap(), Buffer::<f64>::new(&cuda, *n).unwrap())
+        })
         .collect();
-    solver.solve(&mut items).unwrap();
-    for (item, start) in items.iter().zip(&starts) {
-        let n = item.order;
-        assert!(item.values.is_sorted());
-        for (vector, value) in item.matrix.chunks(n).zip(&item.values) {
+    let problems: Vec<_> = (orders.iter().zip(&buffers))
+        .map(|(n, (matrix, values))| Eigenproblem {
+            order: *n,
+            matrix: matrix.address(),
+            values: values.address(),
+        })
+        .collect();
+    // SAFETY: each buffer has the length that its order says.
+    assert!(unsafe { solver.solve(&problems) }.unwrap().iter().all(|converged| *converged));
+    for ((n, start), (matrix, values)) in orders.iter().zip(&starts).zip(&buffers) {
+        let (n, matrix) = (*n, matrix.to_vec(&stream, n * n).unwrap());
+        let values = values.to_vec(&stream, n).unwrap();
+        assert!(values.is_sorted());
+        for (vector, value) in matrix.chunks(n).zip(&values) {
             for i in 0..n {
                 let product: f64 = (0..n).map(|j| start[i.max(j) * n + i.min(j)] * vector[j]).sum();
                 assert!((product - value * vector[i]).abs() < 1e-6, "order {n}");

@@ -1,4 +1,6 @@
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use faer::Mat;
@@ -119,13 +121,14 @@ pub fn pack(
         encoder: params.encoder,
         assignments,
         calibration,
-        journal,
+        journal: Arc::new(journal),
+        writing: None,
         observer,
     };
     run.all_blocks()?;
     observer.event(Event::Writing);
     let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &output)?;
-    run.journal.remove()?;
+    Arc::into_inner(run.journal).expect("nothing is being written any more").remove()?;
     Ok(packing)
 }
 
@@ -165,7 +168,9 @@ struct Run<'a> {
     encoder: Encoder,
     assignments: Vec<[Assignment; 7]>,
     calibration: Option<Calibration>,
-    journal: Journal,
+    journal: Arc<Journal>,
+    /// The stream on its way into the journal.
+    writing: Option<JoinHandle<Result<(), JournalError>>>,
     observer: &'a dyn Observer,
 }
 
@@ -200,10 +205,25 @@ impl Run<'_> {
             if let Some(calibration) = self.calibration.as_ref().filter(|_| (first..last).contains(&layer)) {
                 self.observer.event(Event::Stage { layer, stage: Stage::Advance });
                 self.advance(layer, calibration, &mut hidden, &mut calibrator);
-                self.journal.write_hidden(layer + 1, &hidden)?;
+                self.keep_hidden(layer + 1, hidden.clone())?;
             }
         }
+        self.wait_for_hidden()
+    }
+
+    /// Writes the stream that enters a block, while the run goes on.
+    fn keep_hidden(&mut self, layer: usize, hidden: Vec<f32>) -> Result<(), PackError> {
+        self.wait_for_hidden()?;
+        let journal = self.journal.clone();
+        self.writing = Some(std::thread::spawn(move || journal.write_hidden(layer, &hidden)));
         Ok(())
+    }
+
+    fn wait_for_hidden(&mut self) -> Result<(), PackError> {
+        match self.writing.take() {
+            Some(thread) => Ok(thread.join().expect("writing does not panic")?),
+            None => Ok(()),
+        }
     }
 
     /// The first block to calibrate, and the residual stream that enters it.

@@ -37,17 +37,42 @@ struct Unit {
     rank: Rank,
 }
 
-/// A device that encodes, with the arena of its last batch kept for the next.
+/// A device that encodes, with the arenas of its last batches kept for the next.
 pub struct Scheduler {
+    device: Device,
+    lanes: Vec<Lane>,
+}
+
+/// One queue of batches.
+struct Lane {
     device: Device,
     arena: Option<Arena>,
 }
 
+/// The share of a card's largest arena that batches may take: the spectra need memory of their own beside it.
+const SHARE: f64 = 0.75;
+
 impl Scheduler {
+    /// A card gets two lanes, one for each number of paths: a chain of small steps leaves most of it idle. Elsewhere
+    /// there is one queue.
     pub fn new(device: Device) -> Self {
-        Self { device, arena: None }
+        let lanes = match device {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => 2,
+            _ => 1,
+        };
+        let lanes = (0..lanes).map(|_| Lane { device: device.clone(), arena: None }).collect();
+        Self { device, lanes }
     }
 
+    /// The most numbers that a batch of one lane may take.
+    fn limit(&self) -> Result<usize, DeviceError> {
+        let held: usize = self.lanes.iter().filter_map(|lane| lane.arena.as_ref()).map(Arena::len).sum();
+        Ok((most(&self.device)? + held) / self.lanes.len())
+    }
+}
+
+impl Lane {
     /// An arena of at least this size.
     fn arena(&mut self, numbers: usize) -> Result<&mut Arena, DeviceError> {
         if self.arena.as_ref().is_none_or(|arena| arena.len() < numbers) {
@@ -57,16 +82,7 @@ impl Scheduler {
         }
         Ok(self.arena.as_mut().expect("made above"))
     }
-
-    /// The most numbers that a batch may take.
-    fn limit(&self) -> Result<usize, DeviceError> {
-        let held = self.arena.as_ref().map_or(0, Arena::len);
-        Ok(most(&self.device)?.max(held))
-    }
 }
-
-/// The share of a card's largest arena that a batch may take: the spectra need memory of their own beside it.
-const SHARE: f64 = 0.75;
 
 fn most(device: &Device) -> Result<usize, DeviceError> {
     let largest = Arena::largest(device)?;
@@ -77,7 +93,7 @@ fn most(device: &Device) -> Result<usize, DeviceError> {
     })
 }
 
-/// Encodes all tensors of a stage and calls `done` once for each, in their order within each batch.
+/// Encodes all tensors of a stage and calls `done` once for each, as it is done.
 ///
 /// As many as the device has room for go side by side; what becomes of one does not depend on that. A device that fails
 /// gives its tensors back ([`Done::Retry`]).
@@ -88,9 +104,6 @@ pub fn encode_stage(
     wanted: &[Wanted<'_>],
     mut done: impl FnMut(usize, Done),
 ) -> Report {
-    let mut report = Report::default();
-    // What is known of each tensor's forms; nothing once it is done.
-    let mut open: Vec<Option<Vec<Formed>>> = wanted.iter().map(|_| Some(Vec::new())).collect();
     let mut units = Vec::new();
     for (tensor, want) in wanted.iter().enumerate() {
         match candidates(want, recipe, sites) {
@@ -98,36 +111,86 @@ pub fn encode_stage(
             None => done(tensor, Done::Dense(too_small(want, sites))),
         }
     }
-    let forms = |tensor: usize| units.iter().filter(|unit| unit.tensor == tensor).count();
     let limit = scheduler.limit();
-    let batches = batches(&units, wanted, sites, *limit.as_ref().unwrap_or(&usize::MAX));
-    for batch in batches {
-        let ran = limit.clone().and_then(|_| run(scheduler, recipe, sites, wanted, &batch));
-        match ran {
-            Ok((results, batch_report)) => {
-                report.add(&batch_report);
-                for (unit, result) in batch.into_iter().zip(results) {
-                    let Some(formed) = &mut open[unit.tensor] else { continue };
-                    formed.push((unit, result));
-                    if formed.len() == forms(unit.tensor) {
-                        let formed = open[unit.tensor].take().unwrap_or_default();
-                        done(unit.tensor, choose(&scheduler.device, formed, &wanted[unit.tensor], sites));
+    let count = scheduler.lanes.len();
+    let mut collected = Collected::new(scheduler.device.clone(), wanted, sites, &units);
+    std::thread::scope(|scope| {
+        let (send, receive) = std::sync::mpsc::channel();
+        for (k, lane) in scheduler.lanes.iter_mut().enumerate() {
+            let own: Vec<Unit> =
+                units.iter().copied().filter(|unit| unit.paths % count == k % count).collect();
+            let (send, limit) = (send.clone(), limit.clone());
+            let work = move || {
+                let batches = batches(&own, wanted, sites, *limit.as_ref().unwrap_or(&usize::MAX));
+                for batch in batches {
+                    let ran = limit.clone().and_then(|_| run(lane, recipe, sites, wanted, &batch));
+                    // What is in the arena of a device that failed is worth nothing.
+                    if ran.is_err() {
+                        lane.arena = None;
                     }
+                    // The receiver lives until all lanes are done.
+                    let _ = send.send((batch, ran));
                 }
-            }
+            };
+            scope.spawn(work);
+        }
+        drop(send);
+        receive.into_iter().for_each(|(batch, ran)| collected.take(batch, ran, &mut done));
+    });
+    collected.report
+}
+
+/// What is known of each tensor's forms; nothing once it is done.
+struct Collected<'a> {
+    device: Device,
+    wanted: &'a [Wanted<'a>],
+    sites: &'a [SiteInput<'a>],
+    open: Vec<Option<Vec<Formed>>>,
+    /// Forms that each tensor has
+    forms: Vec<usize>,
+    report: Report,
+}
+
+impl<'a> Collected<'a> {
+    fn new(device: Device, wanted: &'a [Wanted<'a>], sites: &'a [SiteInput<'a>], units: &[Unit]) -> Self {
+        let forms = |tensor: usize| units.iter().filter(|unit| unit.tensor == tensor).count();
+        Self {
+            device,
+            wanted,
+            sites,
+            open: wanted.iter().map(|_| Some(Vec::new())).collect(),
+            forms: (0..wanted.len()).map(forms).collect(),
+            report: Report::default(),
+        }
+    }
+
+    fn take(&mut self, batch: Vec<Unit>, ran: Ran, done: &mut impl FnMut(usize, Done)) {
+        let (results, report) = match ran {
+            Ok(ran) => ran,
             Err(error) => {
-                // What is in the arena of a device that failed is worth nothing.
-                scheduler.arena = None;
                 for unit in batch {
-                    if open[unit.tensor].take().is_some() {
+                    if self.open[unit.tensor].take().is_some() {
                         done(unit.tensor, Done::Retry(error.to_string()));
                     }
                 }
+                return;
+            }
+        };
+        self.report.add(&report);
+        for (unit, result) in batch.into_iter().zip(results) {
+            let Some(formed) = &mut self.open[unit.tensor] else { continue };
+            formed.push((unit, result));
+            if formed.len() == self.forms[unit.tensor] {
+                let mut formed = self.open[unit.tensor].take().unwrap_or_default();
+                formed.sort_by_key(|(unit, _)| unit.paths);
+                done(unit.tensor, choose(&self.device, formed, &self.wanted[unit.tensor], self.sites));
             }
         }
     }
-    report
 }
+
+/// The results of a batch, one a unit.
+type Ran = Result<(Vec<Result<Candidate, CandidateError>>, Report), DeviceError>;
 
 type Formed = (Unit, Result<Candidate, CandidateError>);
 
@@ -212,14 +275,14 @@ fn layout<'a>(
 
 /// The results of a batch, one a unit.
 fn run(
-    scheduler: &mut Scheduler,
+    lane: &mut Lane,
     recipe: &Recipe,
     sites: &[SiteInput<'_>],
     wanted: &[Wanted<'_>],
     batch: &[Unit],
-) -> Result<(Vec<Result<Candidate, CandidateError>>, Report), DeviceError> {
+) -> Ran {
     let (inputs, tasks, places) = layout(batch, wanted, sites);
-    let arena = scheduler.arena(predict(&inputs, &tasks))?;
+    let arena = lane.arena(predict(&inputs, &tasks))?;
     let (results, report) = encode_batch(arena, &inputs, &tasks, &recipe.params)?;
     let mut results: Vec<Vec<Option<_>>> =
         results.into_iter().map(|task| task.into_iter().map(Some).collect()).collect();

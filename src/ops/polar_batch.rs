@@ -8,9 +8,9 @@ use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
 /// ‖QᵀQ − I‖_F at which a factor counts as orthogonal, over the root of its order: some hundred roundings of f32.
 pub const POLAR_TOLERANCE_F32: f32 = 1e-5;
 
-/// Pairs of Newton-Schulz steps at most. A pair multiplies a small singular value by 2.25: 20 reach 1e-7 of the largest,
-/// below which f32 knows nothing of it.
-const MAX_PAIRS: usize = 20;
+/// Pairs of plain steps after the scaled ones at most. Those brought singular values of 1e-3 near 1, and a pair multiplies a
+/// small one by 2.25: with these, 1e-6 of the largest gets there, below which f32 knows little of it.
+const MAX_PAIRS: usize = 9;
 
 /// The smallest singular value, over the largest, that the scaled steps are made for.
 const LEAST_EXPECTED: f64 = 1e-3;

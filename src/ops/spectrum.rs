@@ -2,10 +2,8 @@
 //! that the rank cuts between. The host's definition is `compress::latents::Spectrum`.
 
 use crate::device::DeviceError;
-use crate::device::arena::{Card, View};
-use crate::device::cuda::{
-    Args, Buffer, EigenScratch, Grid, Kernel, Matrix, Op, Precision, Source, Symmetric,
-};
+use crate::device::arena::{Card, Layout, View};
+use crate::device::cuda::{Args, Blas, Buffer, Eigenproblem, Grid, Kernel, Op, Solver, Source, Stream};
 
 /// Eigenvalues below this share of the largest are rounding, and their directions take no part. For m > n they are
 /// singular values squared, good to some hundred ε of the largest.
@@ -16,7 +14,7 @@ const RANK_TOLERANCE: f64 = 1e-13;
 pub struct SpectrumItem {
     /// W, m x n
     pub weight: View,
-    /// H̃, n x n; items that share it stand side by side
+    /// H̃, n x n
     pub damped: View,
     /// Gets the leading left singular vectors, m x r
     pub left: View,
@@ -30,176 +28,197 @@ pub fn source() -> Source {
 /// The largest r singular values of each item, descending; `None` where the eigenvalues did not converge or H̃ has no
 /// Cholesky factor.
 ///
-/// For m ≤ n from `W H̃ Wᵀ` (m x m), else from `(W F)ᵀ(W F)` (n x n). Matrices of one order go through one call of a
-/// batched solver. Beside the arena it needs 8 bytes for each of 2n² + 2mn of one item, and of the Grams of all.
-pub fn spectra(card: &Card<'_>, items: &[SpectrumItem]) -> Result<Vec<Option<Vec<f64>>>, DeviceError> {
-    let mut results = vec![None; items.len()];
-    let order = |item: &SpectrumItem| item.weight.rows.min(item.weight.cols);
-    let mut orders: Vec<usize> = items.iter().map(order).collect();
-    orders.sort_unstable();
-    orders.dedup();
-    for n in orders {
-        let members: Vec<usize> = (0..items.len()).filter(|k| order(&items[*k]) == n).collect();
-        let found = Group::new(card, n, members.len())?
-            .solve(&members.iter().map(|k| items[*k]).collect::<Vec<_>>())?;
-        members.into_iter().zip(found).for_each(|(k, found)| results[k] = found);
+/// For m ≤ n from `W H̃ Wᵀ` (m x m), else from `(W F)ᵀ(W F)` (n x n); several eigenproblems at once. Beside the arena it
+/// needs 8 bytes for each number of all Grams, of the W F of all tall weights, and of what one item works in.
+pub fn spectra(card: Card<'_>, items: &[SpectrumItem]) -> Result<Vec<Option<Vec<f64>>>, DeviceError> {
+    let mut layout = Layout::default();
+    let places: Vec<Places> = items.iter().map(|item| Places::place(&mut layout, item)).collect();
+    let shared = layout.mark();
+    let scratch: Vec<Scratch> = (items.iter())
+        .map(|item| {
+            layout.back_to(shared);
+            Scratch::place(&mut layout, item)
+        })
+        .collect();
+    let Card { stream, numbers, blas, solver, eigen, spare } = card;
+    if spare.as_ref().is_none_or(|spare| spare.len() < layout.most()) {
+        // The old one first: both may not fit.
+        *spare = None;
+        *spare = Some(Buffer::new(stream.cuda(), layout.most())?);
+    }
+    let spare = spare.as_ref().expect("made above");
+    let kernel = |name| Kernel::new(stream.cuda(), &source(), name, 0);
+    let kernels = [kernel("widen")?, kernel("keep_lower")?, kernel("narrow")?];
+    let work = Work { stream, numbers, blas, solver, spare, kernels };
+    let mut factored = Vec::new();
+    for ((item, places), scratch) in items.iter().zip(&places).zip(&scratch) {
+        factored.push(work.gram(item, places, scratch)?);
+    }
+    stream.wait()?;
+    let problems: Vec<_> = (places.iter())
+        .map(|p| Eigenproblem { order: p.order, matrix: spare.at(p.gram), values: spare.at(p.values) })
+        .collect();
+    // SAFETY: the layout gives each its own numbers, and the stream is idle.
+    let converged = unsafe { eigen.solve(&problems)? };
+    let mut results = Vec::new();
+    for (k, item) in items.iter().enumerate() {
+        let good = factored[k] && converged[k];
+        results.push(good.then(|| work.vectors(item, &places[k], &scratch[k])).transpose()?);
     }
     Ok(results)
 }
 
-/// Weights whose Grams have one order.
-struct Group<'a> {
-    card: &'a Card<'a>,
+/// What stays of an item until its vectors are found: offsets into the spare memory.
+struct Places {
     order: usize,
-    grams: Buffer<f64>,
-    values: Buffer<f64>,
+    gram: usize,
+    values: usize,
+    /// (W F)ᵀ, n x m column-major, for m > n
+    product: usize,
+    /// The inverse singular values, r
+    factors: usize,
+}
+
+impl Places {
+    fn place(layout: &mut Layout, item: &SpectrumItem) -> Self {
+        let (m, n) = (item.weight.rows, item.weight.cols);
+        let order = m.min(n);
+        Self {
+            order,
+            gram: layout.vector(order * order),
+            values: layout.vector(order),
+            product: layout.vector(if m > n { m * n } else { 0 }),
+            factors: layout.vector(item.left.cols),
+        }
+    }
+}
+
+/// What one item works in, one after another.
+struct Scratch {
+    /// W in f64; later the m x n vectors of a tall one
+    weight: usize,
+    /// H̃, or its Cholesky factor
+    damped: usize,
+    /// H̃Wᵀ for m ≤ n
+    product: usize,
+}
+
+impl Scratch {
+    fn place(layout: &mut Layout, item: &SpectrumItem) -> Self {
+        let (m, n) = (item.weight.rows, item.weight.cols);
+        Self {
+            weight: layout.vector(m * n),
+            damped: layout.vector(n * n),
+            product: layout.vector(if m > n { 0 } else { m * n }),
+        }
+    }
+}
+
+struct Work<'a> {
+    stream: &'a Stream,
+    numbers: &'a Buffer<f32>,
+    blas: &'a Blas,
+    solver: &'a Solver,
+    spare: &'a Buffer<f64>,
     kernels: [Kernel; 3],
 }
 
-/// What an item leaves for the vectors of its weight, beside its Gram.
-struct Prepared {
-    /// (W F)ᵀ, n x m column-major, for m > n
-    tall: Option<Buffer<f64>>,
-    factored: bool,
-}
-
-impl<'a> Group<'a> {
-    fn new(card: &'a Card<'a>, order: usize, count: usize) -> Result<Self, DeviceError> {
-        let cuda = card.stream.cuda();
-        let kernel = |name| Kernel::new(cuda, &source(), name, 0);
-        Ok(Self {
-            card,
-            order,
-            grams: Buffer::new(cuda, count * order * order)?,
-            values: Buffer::new(cuda, count * order)?,
-            kernels: [kernel("widen")?, kernel("keep_lower")?, kernel("narrow")?],
-        })
-    }
-
-    fn solve(self, items: &[SpectrumItem]) -> Result<Vec<Option<Vec<f64>>>, DeviceError> {
-        let (stream, n) = (self.card.stream, self.order);
-        let mut prepared = Vec::new();
-        let mut metric: Option<(View, Buffer<f64>)> = None;
-        for (k, item) in items.iter().enumerate() {
-            if metric.as_ref().is_none_or(|(view, _)| *view != item.damped) {
-                metric = Some((item.damped, self.widened(item.damped)?));
-            }
-            let damped = &metric.as_ref().expect("set above").1;
-            prepared.push(self.gram(item, damped, self.grams.at(k * n * n))?);
-        }
-        let problem = Symmetric {
-            precision: Precision::F64,
-            order: n,
-            count: items.len(),
-            matrices: self.grams.address(),
-            values: self.values.address(),
-        };
-        let mut scratch: EigenScratch = self.card.solver.eigen_scratch(problem)?;
-        // SAFETY: both buffers hold what the problem says.
-        unsafe { self.card.solver.eigen(problem, &mut scratch)? };
-        let info = scratch.info.to_vec(stream, items.len())?;
-        let values = self.values.to_vec(stream, items.len() * n)?;
-        let mut results = Vec::new();
-        for (k, (item, prepared)) in items.iter().zip(&prepared).enumerate() {
-            let converged = prepared.factored && info[k] == 0;
-            let values = &values[k * n..][..n];
-            let sigma = converged.then(|| self.vectors(item, prepared, k, values)).transpose()?;
-            results.push(sigma);
-        }
-        Ok(results)
+impl Work<'_> {
+    fn at(&self, place: usize) -> u64 {
+        self.spare.at(place)
     }
 
     /// A view of the arena in f64, without gaps; read column by column it is its transposed.
-    fn widened(&self, view: View) -> Result<Buffer<f64>, DeviceError> {
-        let out = Buffer::new(self.card.stream.cuda(), view.len())?;
-        let mut args = (Args::new().pointer(self.card.numbers.at(view.at)).int(view.stride))
-            .pointer(out.address())
+    fn widen(&self, view: View, place: usize) -> Result<(), DeviceError> {
+        let mut args = (Args::new().pointer(self.numbers.at(view.at)).int(view.stride))
+            .pointer(self.at(place))
             .int(view.rows)
             .int(view.cols);
-        // SAFETY: the view lies inside the arena, the buffer has its length.
-        unsafe { self.kernels[0].launch(self.card.stream, entries(view.len()), &mut args)? };
-        Ok(out)
+        // SAFETY: the view lies inside the arena, the place has its length.
+        unsafe { self.kernels[0].launch(self.stream, entries(view.len()), &mut args) }
     }
 
-    /// Writes the Gram of an item, column-major.
-    fn gram(&self, item: &SpectrumItem, damped: &Buffer<f64>, gram: u64) -> Result<Prepared, DeviceError> {
+    /// Writes the Gram of an item, column-major; whether H̃ has the factor that this takes.
+    fn gram(&self, item: &SpectrumItem, places: &Places, scratch: &Scratch) -> Result<bool, DeviceError> {
         let (m, n) = (item.weight.rows, item.weight.cols);
-        let weight = self.widened(item.weight)?;
-        let (w, product) = ((weight.address(), n), Buffer::new(self.card.stream.cuda(), n * m)?);
-        let p: Matrix = (product.address(), n);
-        let blas = &self.card.blas;
+        self.widen(item.weight, scratch.weight)?;
+        self.widen(item.damped, scratch.damped)?;
+        let w = (self.at(scratch.weight), n);
         if m <= n {
+            let (h, p) = ((self.at(scratch.damped), n), (self.at(scratch.product), n));
             // SAFETY: n x m, n x n and m x m matrices without gaps.
             unsafe {
-                blas.gemm((Op::None, Op::None), (n, m, n), (1.0, 0.0), (damped.address(), n), w, p)?;
-                blas.gemm((Op::Transposed, Op::None), (m, m, n), (1.0, 0.0), w, p, (gram, m))?;
+                self.blas.gemm((Op::None, Op::None), (n, m, n), (1.0, 0.0), h, w, p)?;
+                let gram = (self.at(places.gram), m);
+                self.blas.gemm((Op::Transposed, Op::None), (m, m, n), (1.0, 0.0), w, p, gram)?;
             }
-            self.card.stream.wait()?;
-            return Ok(Prepared { tall: None, factored: true });
+            return Ok(true);
         }
-        let (factor, factored) = self.factor(damped, n)?;
+        let factored = self.factor(scratch, n)?;
+        let (f, p) = ((self.at(scratch.damped), n), (self.at(places.product), n));
         // SAFETY: as above.
         unsafe {
-            blas.gemm((Op::Transposed, Op::None), (n, m, n), (1.0, 0.0), (factor.address(), n), w, p)?;
-            blas.gemm((Op::None, Op::Transposed), (n, n, m), (1.0, 0.0), p, p, (gram, n))?;
+            self.blas.gemm((Op::Transposed, Op::None), (n, m, n), (1.0, 0.0), f, w, p)?;
+            let gram = (self.at(places.gram), n);
+            self.blas.gemm((Op::None, Op::Transposed), (n, n, m), (1.0, 0.0), p, p, gram)?;
         }
-        self.card.stream.wait()?;
-        Ok(Prepared { tall: Some(product), factored })
+        Ok(factored)
     }
 
-    /// The Cholesky factor of H̃, and whether it has one.
-    fn factor(&self, damped: &Buffer<f64>, n: usize) -> Result<(Buffer<f64>, bool), DeviceError> {
-        let (stream, solver) = (self.card.stream, &self.card.solver);
-        let factor = Buffer::new(stream.cuda(), n * n)?;
-        factor.copy_from(stream, damped)?;
-        let scratch = Buffer::new(stream.cuda(), solver.potrf_scratch(n)?)?;
-        let info = Buffer::new(stream.cuda(), 1)?;
-        let mut args = Args::new().pointer(factor.address()).int(n);
+    /// Turns H̃ into its Cholesky factor; whether it has one.
+    fn factor(&self, scratch: &Scratch, n: usize) -> Result<bool, DeviceError> {
+        let room = Buffer::new(self.stream.cuda(), self.solver.potrf_scratch(n)?)?;
+        let info = Buffer::new(self.stream.cuda(), 1)?;
+        let matrix = self.at(scratch.damped);
+        let mut args = Args::new().pointer(matrix).int(n);
         // SAFETY: n x n numbers, scratch of the length that was asked for.
         unsafe {
-            solver.potrf(n, (factor.address(), n), &scratch, &info)?;
-            self.kernels[1].launch(stream, entries(n * n), &mut args)?;
+            self.solver.potrf(n, (matrix, n), &room, &info)?;
+            self.kernels[1].launch(self.stream, entries(n * n), &mut args)?;
         }
-        Ok((factor, info.to_vec(stream, 1)?[0] == 0))
+        Ok(info.to_vec(self.stream, 1)?[0] == 0)
     }
 
     /// Writes the leading vectors of an item and returns its singular values.
     fn vectors(
         &self,
         item: &SpectrumItem,
-        prepared: &Prepared,
-        k: usize,
-        values: &[f64],
+        places: &Places,
+        scratch: &Scratch,
     ) -> Result<Vec<f64>, DeviceError> {
-        let (stream, n) = (self.card.stream, self.order);
-        let (m, r) = (item.weight.rows, item.left.cols);
+        let (m, r, n) = (item.weight.rows, item.left.cols, places.order);
+        let mut values = vec![0.0; n];
+        self.spare.download_at(self.stream, places.values, &mut values)?;
         let largest = values[n - 1].max(0.0);
         let sigma: Vec<f64> = (0..r).map(|k| values[n - 1 - k].max(0.0).sqrt()).collect();
-        let own = (self.grams.at(k * n * n), n);
-        let (vectors, factors) = match &prepared.tall {
-            None => (None, vec![1.0; r]),
-            Some(wf) => {
-                let left = Buffer::<f64>::new(stream.cuda(), m * n)?;
-                let (a, c) = ((wf.address(), n), (left.address(), m));
-                // SAFETY: n x m, n x n and m x n matrices without gaps.
-                unsafe {
-                    self.card.blas.gemm((Op::Transposed, Op::None), (m, n, n), (1.0, 0.0), a, own, c)?;
-                }
-                let inverse = |s: &f64| if s * s > RANK_TOLERANCE * largest { 1.0 / s } else { 0.0 };
-                (Some(left), sigma.iter().map(inverse).collect())
-            }
+        let tall = item.weight.rows > item.weight.cols;
+        let inverse = |s: &f64| match tall {
+            false => 1.0,
+            true if s * s > RANK_TOLERANCE * largest => 1.0 / s,
+            true => 0.0,
         };
-        let factors = Buffer::from_slice(stream, &factors)?;
-        let address = vectors.as_ref().map_or(own.0, Buffer::address);
-        let mut args = (Args::new().pointer(address).pointer(factors.address()))
-            .pointer(self.card.numbers.at(item.left.at))
+        let factors: Vec<f64> = sigma.iter().map(inverse).collect();
+        // SAFETY: memory that is not pinned was read when the copy returns.
+        unsafe { self.spare.queue_upload_at(self.stream, places.factors, &factors)? };
+        let own = (self.at(places.gram), n);
+        let mut vectors = own.0;
+        if tall {
+            vectors = self.at(scratch.weight);
+            let wf = (self.at(places.product), n);
+            // SAFETY: n x m, n x n and m x n matrices without gaps.
+            unsafe {
+                let scalars = (1.0, 0.0);
+                self.blas.gemm((Op::Transposed, Op::None), (m, n, n), scalars, wf, own, (vectors, m))?;
+            }
+        }
+        let mut args = (Args::new().pointer(vectors).pointer(self.at(places.factors)))
+            .pointer(self.numbers.at(item.left.at))
             .int(item.left.stride)
             .int(m)
             .int(n)
             .int(r);
         // SAFETY: m x n vectors, r factors, and an m x r view inside the arena.
-        unsafe { self.kernels[2].launch(stream, entries(m * r), &mut args)? };
-        stream.wait()?;
+        unsafe { self.kernels[2].launch(self.stream, entries(m * r), &mut args)? };
         Ok(sigma)
     }
 }

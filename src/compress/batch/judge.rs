@@ -1,8 +1,10 @@
 use faer::Mat;
+use rayon::prelude::*;
 
+use super::CandidateError;
 use super::job::Job;
+use super::layout::{Shape, State};
 use super::metric::{lambdas, relative_errors, residuals, weight_errors};
-use super::{CandidateError, layout::State};
 use crate::blr::Payload;
 use crate::compress::factors::Path;
 use crate::compress::round::round_to_payload;
@@ -38,10 +40,13 @@ pub fn judge(
     measure(arena, &shared);
     let choices =
         relative_errors(arena, &shared, |j| if has_grams { j.site.heldout } else { j.site.damped })?;
-    let mut payloads = Vec::new();
+    let mut read = Vec::new();
     for job in &shared {
-        payloads.push(round_to_payload(&read_paths(arena, job)?));
+        read.push(Factors::read(arena, job)?);
     }
+    let rounded =
+        read.into_par_iter().zip(&shared).map(|(factors, job)| round_to_payload(&factors.paths(job)));
+    let payloads: Vec<_> = rounded.collect();
     for (job, payload) in shared.iter().zip(&payloads) {
         if let Ok(payload) = payload {
             write_scales(arena, job, payload);
@@ -81,25 +86,44 @@ fn measure(arena: &mut Arena, jobs: &[&Job]) {
     residuals(arena, jobs);
 }
 
-fn read_paths(arena: &mut Arena, job: &Job) -> Result<Vec<Path>, DeviceError> {
-    let State { u, v, h, g, l, .. } = job.tried;
-    let (r, width) = (job.shape.rank, job.width());
-    let mut matrix = |view: View| arena.read(view.at, view.span());
-    let (u_all, v_all, h_all, g_all) = (matrix(u)?, matrix(v)?, matrix(h)?, matrix(g)?);
-    let l_all = arena.read(l, width)?;
-    let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
-    let part = |all: &[f32], rows: usize, p: usize| {
-        Mat::from_fn(rows, r, |i, k| f64::from(all[i * u.stride + p * r + k]))
-    };
-    let (m, n) = (job.shape.m, job.shape.n);
-    let path = |p: usize| Path {
-        h: wide(&h_all[p * m..][..m]),
-        u: part(&u_all, m, p),
-        l: wide(&l_all[p * r..][..r]),
-        v: part(&v_all, n, p),
-        g: wide(&g_all[p * n..][..n]),
-    };
-    Ok((0..job.active).map(path).collect())
+/// The factors of one candidate, as they lie in the arena.
+struct Factors {
+    u: Vec<f32>,
+    v: Vec<f32>,
+    h: Vec<f32>,
+    g: Vec<f32>,
+    l: Vec<f32>,
+}
+
+impl Factors {
+    fn read(arena: &mut Arena, job: &Job) -> Result<Self, DeviceError> {
+        let State { u, v, h, g, l, .. } = job.tried;
+        let mut matrix = |view: View| arena.read(view.at, view.span());
+        Ok(Self {
+            u: matrix(u)?,
+            v: matrix(v)?,
+            h: matrix(h)?,
+            g: matrix(g)?,
+            l: arena.read(l, job.width())?,
+        })
+    }
+
+    fn paths(&self, job: &Job) -> Vec<Path> {
+        let Shape { m, n, rank: r, .. } = job.shape;
+        let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
+        let part = |all: &[f32], rows: usize, p: usize| {
+            let stride = job.tried.u.stride;
+            Mat::from_fn(rows, r, |i, k| f64::from(all[i * stride + p * r + k]))
+        };
+        let path = |p: usize| Path {
+            h: wide(&self.h[p * m..][..m]),
+            u: part(&self.u, m, p),
+            l: wide(&self.l[p * r..][..r]),
+            v: part(&self.v, n, p),
+            g: wide(&self.g[p * n..][..n]),
+        };
+        (0..job.active).map(path).collect()
+    }
 }
 
 /// The scales as they are stored, in the place of those that were fitted.

@@ -78,7 +78,7 @@ pub fn spectra(
         let items: Vec<_> = (requests.iter())
             .map(|r| SpectrumItem { weight: r.weight, damped: sites[r.site].damped, left: r.left })
             .collect();
-        let found = crate::ops::spectrum::spectra(&card?, &items)?;
+        let found = crate::ops::spectrum::spectra(card?, &items)?;
         let written = requests.iter().zip(found).map(|(request, sigma)| {
             let error = SpectrumError { rows: request.weight.rows, cols: request.weight.cols };
             write_roots(arena, request, &Spectrum::roots_of(&sigma.ok_or(error)?));

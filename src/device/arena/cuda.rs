@@ -1,7 +1,7 @@
 use super::ring::Ring;
 use super::{Arena, Backend, Operand, Product, Program, Table, View};
 use crate::device::cuda::{
-    Args, Blas, Buffer, Cuda, Graph, Grid, Kernel, Matrix, Op, Pinned, Solver, Source, Stream,
+    Args, Blas, Buffer, Cuda, EigenSolver, Graph, Grid, Kernel, Matrix, Op, Pinned, Solver, Source, Stream,
 };
 use crate::device::{DeviceError, Telemetry};
 
@@ -62,7 +62,8 @@ pub(super) struct CudaArena {
     graphs: Vec<Graph>,
     stage: Pinned<f32>,
     error: Option<DeviceError>,
-    solver: Option<Solver>,
+    libraries: Option<(Solver, EigenSolver)>,
+    spare: Option<Buffer<f64>>,
     /// Last, so that everything above is still there while its destructor waits.
     stream: Stream,
 }
@@ -73,6 +74,9 @@ pub struct Card<'a> {
     pub numbers: &'a Buffer<f32>,
     pub blas: &'a Blas,
     pub solver: &'a Solver,
+    pub eigen: &'a mut EigenSolver,
+    /// Memory that users of libraries work in; whoever needs more replaces it.
+    pub spare: &'a mut Option<Buffer<f64>>,
 }
 
 #[derive(Clone, Copy)]
@@ -101,7 +105,8 @@ impl CudaArena {
             graphs: Vec::new(),
             stage: Pinned::new(cuda, STAGE)?,
             error: None,
-            solver: None,
+            libraries: None,
+            spare: None,
             stream: Stream::new(cuda)?,
         })
     }
@@ -211,12 +216,13 @@ impl CudaArena {
         if self.blas.is_none() {
             self.blas = Some(Blas::new(&self.stream)?);
         }
-        if self.solver.is_none() {
-            self.solver = Some(Solver::new(&self.stream)?);
+        if self.libraries.is_none() {
+            self.libraries = Some((Solver::new(&self.stream)?, EigenSolver::new(self.stream.cuda())));
         }
-        let (blas, solver) = (self.blas.as_ref(), self.solver.as_ref());
-        let (blas, solver) = (blas.expect("made above"), solver.expect("made above"));
-        Ok(Card { stream: &self.stream, numbers: &self.numbers, blas, solver })
+        let blas = self.blas.as_ref().expect("made above");
+        let (solver, eigen) = self.libraries.as_mut().expect("made above");
+        let (stream, numbers, spare) = (&self.stream, &self.numbers, &mut self.spare);
+        Ok(Card { stream, numbers, blas, solver, eigen, spare })
     }
 
     pub fn telemetry(&self) -> Telemetry {

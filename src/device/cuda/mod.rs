@@ -20,7 +20,7 @@ use super::{DeviceError, Telemetry};
 
 pub use blas::{Blas, Matrix, Op, Triangle};
 pub use buffer::{Buffer, Pinned, Registered};
-pub use eigen::{EigenSolver, Eigenpairs};
+pub use eigen::{EigenSolver, Eigenproblem};
 pub use graph::Graph;
 pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version};
 pub use solver::{EigenScratch, Precision, Solver, Symmetric};
