@@ -66,6 +66,7 @@ impl Scheduler {
 }
 
 /// The share of a card's largest arena that a batch may take: the spectra need memory of their own beside it.
+#[cfg(feature = "cuda")]
 const SHARE: f64 = 0.75;
 
 fn most(device: &Device) -> Result<usize, DeviceError> {
