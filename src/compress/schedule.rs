@@ -50,6 +50,7 @@ struct Lane {
 }
 
 /// The share of a card's largest arena that batches may take: the spectra need memory of their own beside it.
+#[cfg(feature = "cuda")]
 const SHARE: f64 = 0.75;
 
 impl Scheduler {
@@ -68,7 +69,13 @@ impl Scheduler {
     /// The most numbers that a batch of one lane may take.
     fn limit(&self) -> Result<usize, DeviceError> {
         let held: usize = self.lanes.iter().filter_map(|lane| lane.arena.as_ref()).map(Arena::len).sum();
-        Ok((most(&self.device)? + held) / self.lanes.len())
+        let most = most(&self.device)?;
+        Ok(match self.device {
+            // An adapter's limit is that of one binding, whatever is allocated.
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(_) => most,
+            _ => ((most + held) / self.lanes.len()).min(u32::MAX as usize),
+        })
     }
 }
 
