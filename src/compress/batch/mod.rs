@@ -15,6 +15,8 @@ mod report;
 mod scales;
 mod site;
 mod spectrum;
+#[cfg(test)]
+mod tests;
 
 use super::context::ContextError;
 use super::encode::Params;

@@ -55,7 +55,7 @@ impl Site {
 /// What building the context of one input writes and nobody keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct SiteScratch {
-    factor: SpdFactor,
+    pub factor: SpdFactor,
     inverse: View,
     work: View,
     /// n each
