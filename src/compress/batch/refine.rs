@@ -75,12 +75,16 @@ fn try_step(
     clock.lap(arena, report::Step::Scales)?;
     let flips = read_flips(arena, &shared, step)?;
     for ((job, reached), flips) in jobs.iter_mut().zip(reached).zip(flips) {
-        let Some(flips) = flips.filter(|_| reached.is_finite()) else {
-            // Nothing is below it: no later step is kept, and the judge says what happened.
-            job.error = f64::NAN;
-            continue;
-        };
-        if reached < job.error {
+        settle(job, step, reached, flips);
+    }
+    Ok(())
+}
+
+/// Keeps a step that lowered the error. One that has no flips or no finite error fails the candidate: its error becomes
+/// NaN, below which no later step gets, and which [`judge`](super::judge) reports.
+pub fn settle(job: &mut Job, step: Step, reached: f64, flips: Option<usize>) {
+    match flips {
+        Some(flips) if reached < job.error => {
             job.error = reached;
             keep(job);
             job.info.kept += 1;
@@ -88,11 +92,10 @@ fn try_step(
                 Step::Rows => job.info.row_flips += flips,
                 Step::Columns => job.info.column_flips += flips,
             }
-        } else {
-            job.info.undone += 1;
         }
+        Some(_) if reached.is_finite() => job.info.undone += 1,
+        _ => job.error = f64::NAN,
     }
-    Ok(())
 }
 
 /// The flips of a step; nothing for a candidate whose loops were cut short.
