@@ -60,6 +60,8 @@ pub enum PackError {
     #[error(transparent)]
     Activation(#[from] ActivationError),
     #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
     Forward(#[from] ForwardError),
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -115,6 +117,7 @@ pub fn pack(
             _ => Err(PackError::OutputExists(output)),
         };
     }
+    params.encoder.prepare()?;
     let mut run = Run {
         decoder: Decoder::load(checkpoint)?,
         identity: &identity,
@@ -183,7 +186,8 @@ struct Job {
 impl Run<'_> {
     fn all_blocks(&mut self) -> Result<(), PackError> {
         let layers = self.assignments.len();
-        let (first, mut hidden) = self.start(layers)?;
+        let (first, hidden) = self.start(layers)?;
+        let mut hidden = Arc::new(hidden);
         self.observer.event(Event::Begin { layers });
         let packs = |block: &[Assignment; 7]| block.iter().any(|a| matches!(a, Assignment::Pack(_)));
         let last = self.assignments.iter().rposition(packs).unwrap_or(0);
@@ -204,7 +208,7 @@ impl Run<'_> {
             self.install(layer)?;
             if let Some(calibration) = self.calibration.as_ref().filter(|_| (first..last).contains(&layer)) {
                 self.observer.event(Event::Stage { layer, stage: Stage::Advance });
-                self.advance(layer, calibration, &mut hidden, &mut calibrator);
+                hidden = Arc::new(self.advance(layer, calibration, &hidden, &mut calibrator));
                 self.keep_hidden(layer + 1, hidden.clone())?;
             }
         }
@@ -212,7 +216,7 @@ impl Run<'_> {
     }
 
     /// Writes the stream that enters a block, while the run goes on.
-    fn keep_hidden(&mut self, layer: usize, hidden: Vec<f32>) -> Result<(), PackError> {
+    fn keep_hidden(&mut self, layer: usize, hidden: Arc<Vec<f32>>) -> Result<(), PackError> {
         self.wait_for_hidden()?;
         let journal = self.journal.clone();
         self.writing = Some(std::thread::spawn(move || journal.write_hidden(layer, &hidden)));
@@ -316,26 +320,27 @@ impl Run<'_> {
         Ok(capture_grams(block, calibration, hidden)?.map(Some))
     }
 
-    /// Runs the packed block over the calibration positions.
+    /// The stream behind the packed block.
     fn advance(
         &self,
         layer: usize,
         calibration: &Calibration,
-        hidden: &mut [f32],
+        hidden: &[f32],
         calibrator: &mut Option<DeviceCalibration>,
-    ) {
+    ) -> Vec<f32> {
         let block = self.decoder.block(layer);
+        let mut next = hidden.to_vec();
         if let Some(on_device) = calibrator {
-            let before = hidden.to_vec();
-            match on_device.advance(block, hidden) {
-                Ok(()) => return,
+            match on_device.advance(block, &mut next) {
+                Ok(()) => return next,
                 Err(error) => {
-                    hidden.copy_from_slice(&before);
+                    next.copy_from_slice(hidden);
                     self.back_to_host(calibrator, &error);
                 }
             }
         }
-        advance(block, calibration, hidden);
+        advance(block, calibration, &mut next);
+        next
     }
 
     fn back_to_host(&self, calibrator: &mut Option<DeviceCalibration>, error: &DeviceError) {
