@@ -21,3 +21,7 @@ pub mod model;
 
 pub mod compress;
 pub mod eval;
+
+// Unit tests find devices as those in tests/ do, with tests/common.
+#[cfg(test)]
+extern crate self as lapidary;

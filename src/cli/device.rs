@@ -1,8 +1,7 @@
 use lapidary::arrow::Backend;
+use lapidary::compress::fit::FitError;
 use lapidary::device::{Device, DevicePolicy, Selection, select};
-#[cfg(feature = "wgpu")]
-use miette::miette;
-use miette::{IntoDiagnostic, Result};
+use miette::{IntoDiagnostic, Result, miette};
 
 /// Where the work is done.
 #[derive(clap::Args)]
@@ -25,20 +24,33 @@ impl DeviceArgs {
         Ok(device)
     }
 
+    /// The device itself, where the work fits on it. Where it does not, `auto` takes the host and says so; a named one
+    /// is an error.
+    pub fn open_for(&self, fits: impl Fn(&Device) -> Result<(), FitError>) -> Result<Device> {
+        let Selection { device, reason } = select(self.device).into_diagnostic()?;
+        let (device, reason) = match fits(&device) {
+            Err(error) if self.device == DevicePolicy::Auto => {
+                (Device::Host, format!("auto took the host: {error} ({reason})"))
+            }
+            fits => (device, fits.map(|()| reason).into_diagnostic()?),
+        };
+        self.say(&reason);
+        Ok(device)
+    }
+
     /// The backend of arrow systems, which wgpu does not run: `auto` takes the host then.
     pub fn arrow_backend(&self) -> Result<Backend> {
+        if self.device == DevicePolicy::Wgpu {
+            return Err(miette!("arrow systems do not run on wgpu: use auto, host or cuda"));
+        }
         let Selection { device, reason } = select(self.device).into_diagnostic()?;
         let (backend, reason) = match device {
             Device::Host => (Backend::Host, reason),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => (Backend::Cuda(cuda.into()), reason),
             #[cfg(feature = "wgpu")]
-            Device::Wgpu(_) if self.device == DevicePolicy::Auto => {
-                (Backend::Host, format!("auto took the host, arrow systems do not run on wgpu ({reason})"))
-            }
-            #[cfg(feature = "wgpu")]
             Device::Wgpu(_) => {
-                return Err(miette!("arrow systems do not run on wgpu: use auto, host or cuda"));
+                (Backend::Host, format!("auto took the host, arrow systems do not run on wgpu ({reason})"))
             }
         };
         self.say(&reason);

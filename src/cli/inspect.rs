@@ -111,6 +111,9 @@ fn as_text(
         ]);
     }
     text += &format!("\n{table}");
+    for (name, reason) in packing.iter().flat_map(|packing| packing.retried()) {
+        text += &format!("{name} was encoded on the host: {reason}\n");
+    }
     for (name, reason) in packing.iter().flat_map(|packing| packing.dense()) {
         text += &format!("{name} stays dense: {reason}\n");
     }

@@ -7,6 +7,8 @@ use clap::ValueEnum;
 use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::compress::calibration::CalibrationParams;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use lapidary::compress::fit::check_fits;
 use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
@@ -77,8 +79,15 @@ enum Precision {
     F32,
 }
 
-fn encoder(args: &Args) -> Result<Encoder> {
-    let device = args.device.open()?;
+fn encoder(args: &Args, checkpoint: &Checkpoint, recipe: &Recipe, plan: &Plan) -> Result<Encoder> {
+    let config = checkpoint.config();
+    let assignments = plan.resolve(config.layers).into_diagnostic()?;
+    // The host has the reference, which asks for no room beforehand.
+    let device = args.device.open_for(|device| match device {
+        Device::Host => Ok(()),
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
+        device => check_fits(device, recipe, config, &assignments),
+    })?;
     match (device, args.precision) {
         (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
@@ -112,14 +121,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
         [] => None,
         files => Some(Text::read(files).into_diagnostic()?),
     };
-    let encoder = encoder(&args)?;
+    let recipe = match args.recipe {
+        RecipeArg::Nvg => Recipe::nvg(),
+        RecipeArg::DualSvid => Recipe::dual_svid(),
+    };
+    let encoder = encoder(&args, &checkpoint, &recipe, &plan)?;
     let params = PackParams {
         output: args.output.clone(),
         plan,
-        recipe: match args.recipe {
-            RecipeArg::Nvg => Recipe::nvg(),
-            RecipeArg::DualSvid => Recipe::dual_svid(),
-        },
+        recipe,
         encoder,
         text,
         calibration: CalibrationParams {
@@ -160,6 +170,12 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
     if clipped > 0 {
         lines.push(format!(
             "budget not met by {clipped} layers, whose smallest or largest rank decided (lapidary inspect)"
+        ));
+    }
+    let retried = packing.retried().count();
+    if retried > 0 {
+        lines.push(format!(
+            "retried on the host: {retried} layers that the device could not encode (lapidary inspect)"
         ));
     }
     let dense: Vec<_> = packing.dense().collect();

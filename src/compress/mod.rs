@@ -2,7 +2,8 @@
 //!
 //! The encoder, in the order of its steps: [`context`], [`latents`], [`gauge`], [`scales`] (over [`factors`] and
 //! [`metric`]), [`refine`], put together by [`encode`]; [`round`] makes the payload and [`tensor`] does all of it for
-//! one tensor. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`] and [`gram`] what the layers
+//! one tensor. [`batch`] does all of it for many tensors at once on a device, cut into what fits by [`schedule`];
+//! [`fit`] says beforehand whether that goes. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`] and [`gram`] what the layers
 //! see ([`device_calibration`] on a device), [`pipeline`] goes block by block, [`journal`] keeps what is finished,
 //! [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
 
@@ -14,6 +15,7 @@ pub mod device_calibration;
 pub mod encode;
 pub mod encoder;
 pub mod factors;
+pub mod fit;
 pub mod gauge;
 pub mod gram;
 pub mod journal;

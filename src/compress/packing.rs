@@ -124,6 +124,14 @@ impl Packing {
         self.tensors.iter().filter(decided).count()
     }
 
+    /// Packed tensors that the host encoded because the device could not, with the reason.
+    pub fn retried(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.tensors.iter().filter_map(|entry| match &entry.record {
+            Record::Packed { quality, .. } => Some((entry.name.as_str(), quality.retried.as_deref()?)),
+            Record::Dense { .. } => None,
+        })
+    }
+
     /// The identity of the run that wrote it.
     pub(super) fn identity(&self) -> Identity {
         Identity {

@@ -11,6 +11,7 @@ use super::calibration::{ActivationError, Calibration, CalibrationParams, advanc
 use super::context::Context;
 use super::device_calibration::{CaptureError, DeviceCalibration};
 use super::encoder::Encoder;
+use super::fit::{FitError, check_fits};
 use super::journal::{Identity, Journal, JournalError, difference};
 use super::observer::{Event, Observer, Stage};
 use super::output::{self, OutputError};
@@ -62,11 +63,19 @@ pub enum PackError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error(transparent)]
-    Forward(#[from] ForwardError),
+    Fit(#[from] FitError),
+    #[error(transparent)]
+    Forward(Box<ForwardError>),
     #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
     Output(#[from] OutputError),
+}
+
+impl From<ForwardError> for PackError {
+    fn from(error: ForwardError) -> Self {
+        Self::Forward(Box::new(error))
+    }
 }
 
 /// Packs a model block by block: calibrate, encode, run the block packed, go on. Cost is linear in depth.
@@ -87,6 +96,9 @@ pub fn pack(
     let assignments = params.plan.resolve(config.layers)?;
     if let Some(packed) = first_packed(checkpoint) {
         return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
+    }
+    if let Encoder::Batch(device) = &params.encoder {
+        check_fits(device, &params.recipe, config, &assignments)?;
     }
     let tokenizer = checkpoint.tokenizer()?;
     output::check_numbers(checkpoint, &assignments)?;

@@ -1,6 +1,6 @@
 //! All tensors of a stage on one device: side by side as far as its memory goes, largest first.
 
-use super::batch::{Candidate, CandidateError, Report, SiteInput, Task, encode_batch, predict};
+use super::batch::{Candidate, CandidateError, Report, SiteInput, Task, check_rank, encode_batch, predict};
 use super::encoder::EncodedBy;
 use super::recipe::{PathChoice, Recipe};
 use super::tensor::{Packed, Quality};
@@ -41,6 +41,8 @@ struct Unit {
 pub struct Scheduler {
     device: Device,
     lanes: Vec<Lane>,
+    /// The most numbers that all lanes may take together; `None` for what the device has.
+    most: Option<usize>,
 }
 
 /// One queue of batches.
@@ -49,7 +51,7 @@ struct Lane {
     arena: Option<Arena>,
 }
 
-/// The share of a card's largest arena that batches may take: the spectra need memory of their own beside it.
+/// The share of a card's room that batches may take: the spectra need memory of their own beside it.
 #[cfg(feature = "cuda")]
 const SHARE: f64 = 0.75;
 
@@ -63,18 +65,40 @@ impl Scheduler {
             _ => 1,
         };
         let lanes = (0..lanes).map(|_| Lane { device: device.clone(), arena: None }).collect();
-        Self { device, lanes }
+        Self { device, lanes, most: None }
     }
 
-    /// The most numbers that a batch of one lane may take.
-    fn limit(&self) -> Result<usize, DeviceError> {
+    /// One whose batches take no more than that many numbers of 4 bytes together, where a tensor alone does not need
+    /// more. What becomes of a tensor does not depend on it.
+    pub fn with_most(device: Device, numbers: usize) -> Self {
+        Self { most: Some(numbers), ..Self::new(device) }
+    }
+
+    /// The lanes that a stage gets, and the most numbers that a batch of one may take. A stage with a tensor that needs
+    /// more than a lane's share has one lane.
+    fn open_lanes(&mut self, largest: usize) -> (&mut [Lane], Result<usize, DeviceError>) {
+        let count = self.lanes.len();
+        match self.most() {
+            Ok(most) if largest > most / count => {
+                self.lanes[1..].iter_mut().for_each(|lane| lane.arena = None);
+                (&mut self.lanes[..1], Ok(most.min(u32::MAX as usize)))
+            }
+            found => (&mut self.lanes, found.map(|most| (most / count).min(u32::MAX as usize))),
+        }
+    }
+
+    /// The most numbers that batches may take together.
+    fn most(&self) -> Result<usize, DeviceError> {
+        if let Some(most) = self.most {
+            return Ok(most);
+        }
         let held: usize = self.lanes.iter().filter_map(|lane| lane.arena.as_ref()).map(Arena::len).sum();
         let most = most(&self.device)?;
         Ok(match self.device {
             // An adapter's limit is that of one binding, whatever is allocated.
             #[cfg(feature = "wgpu")]
             Device::Wgpu(_) => most,
-            _ => ((most + held) / self.lanes.len()).min(u32::MAX as usize),
+            _ => most.saturating_add(held),
         })
     }
 }
@@ -91,12 +115,13 @@ impl Lane {
     }
 }
 
-fn most(device: &Device) -> Result<usize, DeviceError> {
-    let largest = Arena::largest(device)?;
+/// The most numbers that batches may take together beside what is allocated.
+pub(super) fn most(device: &Device) -> Result<usize, DeviceError> {
+    let room = Arena::room(device)?;
     Ok(match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => (largest as f64 * SHARE) as usize,
-        _ => largest,
+        Device::Cuda(_) => (room as f64 * SHARE) as usize,
+        _ => room,
     })
 }
 
@@ -113,17 +138,23 @@ pub fn encode_stage(
 ) -> Report {
     let mut units = Vec::new();
     for (tensor, want) in wanted.iter().enumerate() {
-        match candidates(want, recipe, sites) {
-            Some(forms) => units.extend(forms.into_iter().map(|(paths, rank)| Unit { tensor, paths, rank })),
-            None => done(tensor, Done::Dense(too_small(want, sites))),
+        let width = sites[want.site].width;
+        match forms(recipe, (want.rows, width), want.budget) {
+            Ok(forms) => units.extend(forms.into_iter().map(|(paths, rank)| Unit { tensor, paths, rank })),
+            Err(done_with) => done(tensor, done_with),
         }
     }
-    let limit = scheduler.limit();
-    let count = scheduler.lanes.len();
     let mut collected = Collected::new(scheduler.device.clone(), wanted, sites, &units);
+    let needed = |unit: &Unit| {
+        let want = &wanted[unit.tensor];
+        alone((want.rows, sites[want.site].width), (unit.paths, unit.rank))
+    };
+    let largest = units.iter().map(needed).max().unwrap_or(0);
+    let (lanes, limit) = scheduler.open_lanes(largest);
+    let count = lanes.len();
     std::thread::scope(|scope| {
         let (send, receive) = std::sync::mpsc::channel();
-        for (k, lane) in scheduler.lanes.iter_mut().enumerate() {
+        for (k, lane) in lanes.iter_mut().enumerate() {
             let own: Vec<Unit> =
                 units.iter().copied().filter(|unit| unit.paths % count == k % count).collect();
             let (send, limit) = (send.clone(), limit.clone());
@@ -201,39 +232,30 @@ type Ran = Result<(Vec<Result<Candidate, CandidateError>>, Report), DeviceError>
 
 type Formed = (Unit, Result<Candidate, CandidateError>);
 
-/// Refuses a tensor that the device has no room for even alone, with the figure.
-pub fn check_fits(
-    device: &Device,
+/// The forms that a tensor of m x n is encoded in, as (paths, rank); where it has none on a device, what becomes of it.
+pub(super) fn forms(
     recipe: &Recipe,
-    want: &Wanted<'_>,
-    width: usize,
-) -> Result<(), DeviceError> {
-    let sites = [SiteInput { width, grams: None, damping: None }];
-    let limit = most(device)?;
-    for (paths, rank) in candidates(want, recipe, &sites).into_iter().flatten() {
-        let task =
-            Task { weight: want.weight, rows: want.rows, site: 0, candidates: vec![(paths, rank.rank)] };
-        let numbers = predict(&sites, &[task]);
-        if numbers > limit {
-            let bytes = |numbers: usize| 4 * numbers as u64;
-            return Err(DeviceError::memory(want.name.clone(), bytes(numbers), bytes(limit)));
-        }
-    }
-    Ok(())
-}
-
-fn candidates(want: &Wanted<'_>, recipe: &Recipe, sites: &[SiteInput<'_>]) -> Option<Vec<(usize, Rank)>> {
+    (m, n): (usize, usize),
+    budget: Budget,
+) -> Result<Vec<(usize, Rank)>, Done> {
     let paths: &[usize] = match recipe.paths {
         PathChoice::One => &[1],
         PathChoice::Two => &[2],
         PathChoice::Auto => &[1, 2],
     };
-    let width = sites[want.site].width;
-    paths.iter().map(|p| Some((*p, rank_for(want.rows, width, *p, want.budget)?))).collect()
+    let form = |paths: &usize| {
+        let rank = rank_for(m, n, *paths, budget)
+            .ok_or_else(|| Done::Dense(format!("a side of {m}x{n} is below 8, the smallest rank")))?;
+        check_rank(rank.rank).map_err(|error| Done::Retry(error.to_string()))?;
+        Ok((*paths, rank))
+    };
+    paths.iter().map(form).collect()
 }
 
-fn too_small(want: &Wanted<'_>, sites: &[SiteInput<'_>]) -> String {
-    format!("a side of {}x{} is below 8, the smallest rank", want.rows, sites[want.site].width)
+/// Numbers that one form of an m x n tensor takes in a batch of its own.
+pub(super) fn alone((m, n): (usize, usize), (paths, rank): (usize, Rank)) -> usize {
+    let task = Task { weight: &[], rows: m, site: 0, candidates: vec![(paths, rank.rank)] };
+    predict(&[SiteInput { width: n, grams: None, damping: None }], &[task])
 }
 
 /// Cuts the units, in their order, into batches that fit; one that does not fit alone is a batch of its own, and the
@@ -305,9 +327,7 @@ fn choose(device: &Device, forms: Vec<Formed>, want: &Wanted<'_>, sites: &[SiteI
     for (unit, result) in forms {
         let candidate = match result {
             Ok(candidate) => candidate,
-            Err(error @ (CandidateError::ZeroWeight | CandidateError::Round(_))) => {
-                return Done::Dense(error.to_string());
-            }
+            Err(error @ CandidateError::Round(_)) => return Done::Dense(error.to_string()),
             Err(error) => return Done::Retry(error.to_string()),
         };
         moved += candidate.moved;

@@ -4,7 +4,7 @@
 // until none is below -tolerance g^2 K_kk, 4 r times at most; g is fitted again, MAX_ROUNDS rounds at most, the last one
 // without a flip or with g moved by at most scale_tolerance |g|. e_j = (b_j - g (Ks)_j) / Rt[j,j].
 // One workgroup an item, 256 threads; thread t owns the entries t, t + 256, ... of s, Ks, b, e and the diagonal of K in
-// private memory: r at most SLOTS * 256 = 4096. g of all columns is NaN where the loops were cut short. Rows of K come from the arena. 2.2 KB of workgroup memory, two barriers a
+// private memory: r at most SLOTS * 256 = 4096. g and the flips of all columns are NaN where the loops were cut short. Rows of K come from the arena. 2.2 KB of workgroup memory, two barriers a
 // flip: all threads leave 256 candidates, 16 threads look at 16 each, all threads at the 16 that remain.
 // words: s_at s_stride ks_at ks_stride b_at b_stride k_at k_stride rt_at rt_stride e_at e_stride n r start width g_at
 // flips_at tolerance scale_tolerance
@@ -157,5 +157,8 @@ fn column_search(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) group
             arena[table[item + 17u] + j] = f32(flips);
         }
     }
-    if !loops_turn() && thread < table[item + 15u] { arena[table[item + 16u] + start + thread] = nan(); }
+    if !loops_turn() && thread < table[item + 15u] {
+        arena[table[item + 16u] + start + thread] = nan();
+        arena[table[item + 17u] + start + thread] = nan();
+    }
 }

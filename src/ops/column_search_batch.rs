@@ -11,6 +11,9 @@ use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
 /// Relative change of a column's scale at which its rounds end: a few roundings of f32.
 const SCALE_TOLERANCE: f32 = 1e-6;
 
+/// The largest r that the kernels of a column search and of row flips hold in registers.
+pub const MOST_RANK: usize = 4096;
+
 pub(super) static COLUMN_SEARCH: Program = program!(
     "column_search",
     "column_search",
@@ -31,7 +34,7 @@ pub struct ColumnSearchItem {
     pub r_transposed: View,
     /// g, n
     pub scale: usize,
-    /// n numbers of flips
+    /// n numbers of flips; NaN, as is g, where a device cut the loops short and the column does not count
     pub flips: usize,
     /// Scratch: (K·S)ᵀ, n x r
     pub ks: View,
@@ -41,19 +44,29 @@ pub struct ColumnSearchItem {
 
 /// Signs and scales of all problems; see [`column_search`](super::column_search::column_search) for the formulas.
 ///
-/// Blocks of [`BLOCK`] columns of all problems go side by side: one launch for the columns, one product for the error
-/// that is carried on.
+/// Blocks of at most [`BLOCK`] columns of all problems go side by side: one launch for the columns, one product for the
+/// error that is carried on.
 pub fn column_search_batch(arena: &mut Arena, items: &[ColumnSearchItem]) {
     let products: Vec<_> = items.iter().map(|item| Gemm::new(item.signs, item.k, item.ks)).collect();
     gemm(arena, &products);
-    let widest = items.iter().map(|item| item.signs.rows).max().unwrap_or(0);
-    let block = items.iter().map(|item| block(arena, item.signs.cols)).min().unwrap_or(BLOCK);
-    for start in (0..widest).step_by(block) {
-        let active: Vec<_> = items.iter().filter(|item| start < item.signs.rows).collect();
-        search_block(arena, &active, start, block);
-        let rest: Vec<_> = active.iter().filter_map(|item| carry_on(item, start, block)).collect();
-        gemm(arena, &rest);
+    // What becomes of an item does not depend on the others, so each has its own blocks.
+    let blocks: Vec<_> = items.iter().map(|item| (item, block(arena, item.signs.cols))).collect();
+    let last = blocks.iter().map(|(item, block)| item.signs.rows.div_ceil(*block)).max().unwrap_or(0);
+    for turn in 0..last {
+        let parts: Vec<_> = (blocks.iter())
+            .map(|(item, block)| Part { item, start: turn * block, block: *block })
+            .filter(|part| part.start < part.item.signs.rows)
+            .collect();
+        search_parts(arena, &parts);
+        gemm(arena, &parts.iter().filter_map(carry_on).collect::<Vec<_>>());
     }
+}
+
+/// Columns `start` to `start + block` of a problem.
+struct Part<'a> {
+    item: &'a ColumnSearchItem,
+    start: usize,
+    block: usize,
 }
 
 /// Columns of a launch: [`BLOCK`], or as many as a device that counts the turns of loops lets through, at `r` flips each
@@ -63,7 +76,7 @@ fn block(arena: &Arena, r: usize) -> usize {
 }
 
 /// `Bᵀ[later] −= Rᵀ[later, block]·E` for the columns behind a block.
-fn carry_on(item: &ColumnSearchItem, start: usize, block: usize) -> Option<Gemm> {
+fn carry_on(&Part { item, start, block }: &Part<'_>) -> Option<Gemm> {
     let (n, r) = (item.signs.rows, item.signs.cols);
     let width = block.min(n - start);
     let rest = n - start - width;
@@ -74,12 +87,12 @@ fn carry_on(item: &ColumnSearchItem, start: usize, block: usize) -> Option<Gemm>
     })
 }
 
-fn search_block(arena: &mut Arena, items: &[&ColumnSearchItem], start: usize, block: usize) {
+fn search_parts(arena: &mut Arena, parts: &[Part<'_>]) {
     if let Some(memory) = arena.memory() {
-        return items.par_iter().for_each(|item| on_host(memory, item, start, block));
+        return parts.par_iter().for_each(|part| on_host(memory, part));
     }
     let mut table = Table::new(20);
-    for item in items {
+    for Part { item, start, block } in parts {
         let ColumnSearchItem { signs: s, b, k, r_transposed: rt, scale, flips, ks, errors: e } = item;
         let (n, r) = (s.rows, s.cols);
         let tolerances = [FLIP_TOLERANCE_F32, SCALE_TOLERANCE].map(float_word);
@@ -98,8 +111,8 @@ fn search_block(arena: &mut Arena, items: &[&ColumnSearchItem], start: usize, bl
             e.stride,
             n,
             r,
-            start,
-            block.min(n - start),
+            *start,
+            (*block).min(n - start),
             *scale,
             *flips,
             tolerances[0],
@@ -110,7 +123,7 @@ fn search_block(arena: &mut Arena, items: &[&ColumnSearchItem], start: usize, bl
     arena.queue(&COLUMN_SEARCH, table);
 }
 
-fn on_host(memory: Memory, item: &ColumnSearchItem, start: usize, block: usize) {
+fn on_host(memory: Memory, &Part { item, start, block }: &Part<'_>) {
     let (n, r) = (item.signs.rows, item.signs.cols);
     // SAFETY: K and Rᵀ are read; everything else belongs to this item alone, row by row.
     let k = |k: usize| unsafe { memory.row(item.k, k) };

@@ -59,7 +59,7 @@ pub struct RowFlips {
     pub sq: View,
     /// C, m x r
     pub c: View,
-    /// m numbers of flips
+    /// m numbers of flips; NaN where a device cut the loops short and the row does not count
     pub flips: usize,
 }
 

@@ -79,7 +79,7 @@ fn devices_that_are_not_there_are_named() {
     let file = folder.path().join("in.safetensors");
     write(&file, &example());
     for (device, expected) in
-        [("wgpu", "has no wgpu support: use auto, host or cuda"), ("gpu", "unknown device")]
+        [("wgpu", "arrow systems do not run on wgpu: use auto, host or cuda"), ("gpu", "unknown device")]
     {
         let mut command = Command::cargo_bin("lapidary").unwrap();
         let output = command.arg("solve").arg(&file).args(["--device", device]).output().unwrap();

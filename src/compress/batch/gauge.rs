@@ -41,16 +41,16 @@ pub fn start_path(arena: &mut Arena, jobs: &mut [&mut Job], starts: &[Start], st
 }
 
 /// U' (m x r) and V' (n x r).
-fn latent_views(job: &Job) -> (View, View) {
+pub fn latent_views(job: &Job) -> (View, View) {
     (job.path(job.scratch.left[0], 0), job.scratch.right[0])
 }
 
-fn rotated_views(job: &Job) -> (View, View) {
+pub fn rotated_views(job: &Job) -> (View, View) {
     (job.path(job.scratch.left[1], 0), job.scratch.right[1])
 }
 
 /// `U' = left·Σ^½`, `V' = Wᵀ·left·Σ^−½`.
-fn latents(arena: &mut Arena, jobs: &[&Job], starts: &[Start]) {
+pub fn latents(arena: &mut Arena, jobs: &[&Job], starts: &[Start]) {
     let both = || jobs.iter().zip(starts);
     let products =
         |(j, start): (&&Job, &Start)| Gemm::new(start.weight, start.left, latent_views(j).1).a_transposed();
@@ -64,7 +64,7 @@ fn latents(arena: &mut Arena, jobs: &[&Job], starts: &[Start]) {
 
 /// `U' ← U'Q`, `V' ← V'Q`, with `steps` times `Q ← polar(Zᵀ diag(w²) sign(ZQ))` from Q = I. The mean of w² is left out:
 /// a polar factor does not depend on it.
-fn rotate(arena: &mut Arena, jobs: &[&Job], steps: usize) {
+pub fn rotate(arena: &mut Arena, jobs: &[&Job], steps: usize) {
     if steps == 0 {
         let copies = |j: &&Job| {
             let ((u, v), (ru, rv)) = (latent_views(j), rotated_views(j));
@@ -118,7 +118,7 @@ fn halves(job: &Job, stack: View) -> (View, View) {
 }
 
 /// U = sign U', V = sign V', `|U'| ≈ h λᵤᵀ`, `|V'| ≈ g λᵥᵀ`, l = λᵤ∘λᵥ of path `p`.
-fn signs_and_magnitudes(arena: &mut Arena, jobs: &[&Job], p: usize) {
+pub fn signs_and_magnitudes(arena: &mut Arena, jobs: &[&Job], p: usize) {
     let fits = |j: &&Job| {
         let (u, v) = rotated_views(j);
         let [lambda_u, lambda_v, next_u, next_v, _] = j.scratch.vectors;

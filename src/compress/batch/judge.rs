@@ -60,7 +60,7 @@ pub fn judge(
     }
     let weight = weight_errors(arena, &shared)?;
     let each = payloads.into_iter().enumerate().map(|(k, payload)| {
-        if !choices[k].is_finite() {
+        if !(choices[k].is_finite() && shared[k].error.is_finite()) {
             return Err(CandidateError::NotFinite);
         }
         Ok(Judged {

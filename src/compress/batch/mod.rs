@@ -15,6 +15,8 @@ mod report;
 mod scales;
 mod site;
 mod spectrum;
+#[cfg(test)]
+mod tests;
 
 use super::context::ContextError;
 use super::encode::Params;
@@ -22,6 +24,7 @@ use super::refine::RefineInfo;
 use super::tensor::Grams;
 use crate::device::DeviceError;
 use crate::device::arena::{Arena, View};
+use crate::ops::column_search_batch::MOST_RANK;
 use crate::ops::dots::PARTS;
 use gauge::{Start, start_path};
 use job::{Job, JobViews, SUMS};
@@ -83,9 +86,11 @@ pub enum CandidateError {
     ZeroWeight,
     #[error(transparent)]
     Spectrum(#[from] super::latents::SpectrumError),
+    #[error("its rank of {rank} is above {most}, the most that the kernels of devices take")]
+    Rank { rank: usize, most: usize },
     #[error("the gauge rotation is singular in f32")]
     SingularGauge,
-    #[error("the error is not finite in f32")]
+    #[error("the error is not finite in f32, or a device cut the loops of a step short")]
     NotFinite,
     #[error(transparent)]
     Round(#[from] super::round::RoundError),
@@ -113,6 +118,14 @@ pub fn encode_batch(
 /// Numbers (4 bytes each) of the arena that a batch needs.
 pub fn predict(sites: &[SiteInput<'_>], tasks: &[Task<'_>]) -> usize {
     Plan::of(sites, tasks).numbers
+}
+
+/// Refuses a rank that the kernels of devices do not take.
+pub fn check_rank(rank: usize) -> Result<(), CandidateError> {
+    match rank {
+        rank if rank > MOST_RANK => Err(CandidateError::Rank { rank, most: MOST_RANK }),
+        _ => Ok(()),
+    }
 }
 
 /// Where everything of a batch lies.
@@ -220,7 +233,7 @@ impl<'a> Batch<'a> {
             job.sums = plan.sums + k * SUMS * PARTS;
             job.flips = plan.flips + k * plan.flips_stride;
             job.moved = shape.m * shape.n;
-            let failed = errors[site].clone().map(CandidateError::Context);
+            let failed = check_rank(shape.rank).err().or(errors[site].clone().map(CandidateError::Context));
             entries.push(Entry { task, job, second, failed });
         }
         Ok(Self {

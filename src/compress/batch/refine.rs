@@ -16,7 +16,7 @@ use crate::ops::row_flips::{RowFlips, row_flips_batch};
 use crate::ops::scale::{Scale, scale};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+pub enum Step {
     Rows,
     Columns,
 }
@@ -75,6 +75,11 @@ fn try_step(
     clock.lap(arena, report::Step::Scales)?;
     let flips = read_flips(arena, &shared, step)?;
     for ((job, reached), flips) in jobs.iter_mut().zip(reached).zip(flips) {
+        let Some(flips) = flips.filter(|_| reached.is_finite()) else {
+            // Nothing is below it: no later step is kept, and the judge says what happened.
+            job.error = f64::NAN;
+            continue;
+        };
         if reached < job.error {
             job.error = reached;
             keep(job);
@@ -90,18 +95,21 @@ fn try_step(
     Ok(())
 }
 
-fn read_flips(arena: &mut Arena, jobs: &[&Job], step: Step) -> Result<Vec<usize>, DeviceError> {
+/// The flips of a step; nothing for a candidate whose loops were cut short.
+pub fn read_flips(arena: &mut Arena, jobs: &[&Job], step: Step) -> Result<Vec<Option<usize>>, DeviceError> {
     let len = |job: &Job| if step == Step::Rows { job.shape.m } else { job.shape.n };
     let Some(first) = jobs.iter().map(|j| j.flips).min() else { return Ok(Vec::new()) };
     let end = jobs.iter().map(|j| j.flips + len(j)).max().unwrap_or(first);
     let values = arena.read(first, end - first)?;
-    let count =
-        |job: &&Job| values[job.flips - first..][..len(job)].iter().map(|flips| *flips as usize).sum();
+    let count = |job: &&Job| {
+        let flips = &values[job.flips - first..][..len(job)];
+        flips.iter().all(|flips| flips.is_finite()).then(|| flips.iter().map(|flips| *flips as usize).sum())
+    };
     Ok(jobs.iter().map(count).collect())
 }
 
 /// Row flips of path `p`: `Q = diag(l)(BᵀH̃B)_pp diag(l)`, `C = (WH̃B_p − Σ_c Λ_c (BᵀH̃B)_cp) diag(l)`.
-fn flip_rows(arena: &mut Arena, jobs: &[&Job], p: usize) {
+pub fn flip_rows(arena: &mut Arena, jobs: &[&Job], p: usize) {
     lambdas(arena, jobs);
     let copies = |j: &&Job| {
         let q = Scale::new(j.block(j.tried.bhb, p, p), j.scratch.small[0]).rows(j.l(p)).cols(j.l(p));
@@ -136,7 +144,7 @@ fn flip_rows(arena: &mut Arena, jobs: &[&Job], p: usize) {
 }
 
 /// Column search of path `p`, in the order of falling diag H̃, towards `(Λ_pᵀ W_¬p)ᵀ` (n x r).
-fn search_columns(arena: &mut Arena, jobs: &[&Job], p: usize) {
+pub fn search_columns(arena: &mut Arena, jobs: &[&Job], p: usize) {
     lambdas(arena, jobs);
     lambda_grams(arena, jobs, p);
     let targets =

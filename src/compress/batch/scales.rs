@@ -24,7 +24,7 @@ pub fn scale_sweeps(arena: &mut Arena, jobs: &[&Job], sweeps: usize) {
     }
 }
 
-fn fit_l(arena: &mut Arena, jobs: &[&Job]) {
+pub fn fit_l(arena: &mut Arena, jobs: &[&Job]) {
     let hu = |j: &&Job| {
         let job = Job::clone(j);
         (0..j.active).map(move |p| {
@@ -44,7 +44,7 @@ fn fit_l(arena: &mut Arena, jobs: &[&Job]) {
     solve(arena, jobs, |j| (j.width(), j.tried.l));
 }
 
-fn fit_h(arena: &mut Arena, jobs: &[&Job]) {
+pub fn fit_h(arena: &mut Arena, jobs: &[&Job]) {
     let ul = |j: &&Job| {
         let job = Job::clone(j);
         (0..j.active).map(move |p| {
@@ -89,7 +89,7 @@ fn fit_h(arena: &mut Arena, jobs: &[&Job]) {
     pair_solve(arena, &jobs.iter().map(systems).collect::<Vec<_>>());
 }
 
-fn fit_g(arena: &mut Arena, jobs: &[&Job], p: usize) {
+pub fn fit_g(arena: &mut Arena, jobs: &[&Job], p: usize) {
     lambdas(arena, jobs);
     lambda_grams(arena, jobs, p);
     // (Λ_pᵀ W_¬p H̃)ᵀ, n x r

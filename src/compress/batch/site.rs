@@ -55,7 +55,7 @@ impl Site {
 /// What building the context of one input writes and nobody keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct SiteScratch {
-    factor: SpdFactor,
+    pub factor: SpdFactor,
     inverse: View,
     work: View,
     /// n each
@@ -93,11 +93,12 @@ pub fn open_sites(
             arena.write(site.heldout.at, &row_major(&grams.heldout));
         }
     }
-    let mut errors = vec![None; sites.len()];
+    let mut errors: Vec<Option<ContextError>> = inputs.iter().map(not_finite).collect();
     let (mut damped, mut kept): (Vec<Site>, Vec<usize>) = (Vec::new(), Vec::new());
     let mut damping = Vec::new();
     for (s, (site, input)) in sites.iter_mut().zip(inputs).enumerate() {
         match input.damping {
+            Some(_) if errors[s].is_some() => {}
             Some(rho) => {
                 damped.push(site.clone());
                 damping.push(rho);
@@ -113,6 +114,14 @@ pub fn open_sites(
         errors[s] = error;
     }
     Ok(errors)
+}
+
+/// What is wrong with the numbers of a Gram that the fit works in; those of the device are rounded to f32.
+fn not_finite(input: &SiteInput<'_>) -> Option<ContextError> {
+    let (Some(grams), Some(_)) = (input.grams, input.damping) else { return None };
+    let bad = |j: usize| grams.fit.col(j).iter().position(|v| !(*v as f32).is_finite()).map(|i| (i, j));
+    let (row, col) = (0..grams.fit.ncols()).find_map(bad)?;
+    Some(ContextError::NotFinite { row, col })
 }
 
 /// H̃ = R = I, in the order of the columns.
@@ -196,9 +205,6 @@ fn read_diagonals(
 }
 
 fn bad_diagonal(diagonal: &[f64]) -> Option<ContextError> {
-    if let Some(row) = diagonal.iter().position(|v| !v.is_finite()) {
-        return Some(ContextError::NotFinite { row, col: row });
-    }
     (diagonal.iter().sum::<f64>() <= 0.0).then_some(ContextError::Zero)
 }
 
