@@ -8,7 +8,8 @@ use lapidary::compress::batch::{Candidate, CandidateError, SiteInput, Task, enco
 use lapidary::compress::context::Context;
 use lapidary::compress::encode::Params;
 use lapidary::compress::recipe::{PathChoice, Recipe};
-use lapidary::compress::tensor::{Grams, Input, Outcome, encode_tensor};
+use lapidary::compress::schedule::{Done, Scheduler, Wanted, encode_stage};
+use lapidary::compress::tensor::{Grams, Input, Outcome, Quality, encode_tensor};
 use lapidary::device::arena::Arena;
 
 /// Held-out relative error against the reference's: where flips are equal to rounding, f32 may take another.
@@ -88,6 +89,113 @@ fn batches_reach_the_errors_of_the_reference() {
                     found.judged.heldout_rel
                 );
             }
+        }
+    }
+}
+
+/// A tensor of a stage: rows, the input it reads, and W.
+struct Tensor {
+    rows: usize,
+    site: usize,
+    weight: Vec<f32>,
+}
+
+impl Tensor {
+    fn new(rows: usize, site: usize, weight: Vec<f32>) -> Self {
+        Self { rows, site, weight }
+    }
+}
+
+/// What became of a tensor: bytes and quality, or why not.
+type Became = Result<(Vec<u8>, Quality), String>;
+
+/// Encodes those of the tensors that `order` names, in that order; the results in the same.
+fn encode(mut scheduler: Scheduler, grams: &[Grams], tensors: &[Tensor], order: &[usize]) -> Vec<Became> {
+    let sites: Vec<_> = (grams.iter())
+        .map(|grams| SiteInput { width: grams.fit.nrows(), grams: Some(grams), damping: Some(0.03) })
+        .collect();
+    let wanted: Vec<_> = (order.iter().map(|k| (k, &tensors[*k])))
+        .map(|(k, Tensor { rows, site, weight })| Wanted {
+            name: format!("tensor {k}"),
+            weight,
+            rows: *rows,
+            site: *site,
+            budget: Budget { bits: 2.0, factor: 1.0 },
+        })
+        .collect();
+    let mut recipe = Recipe::nvg();
+    recipe.params.gauge_steps = 12;
+    let mut results: Vec<Option<Became>> = vec![None; order.len()];
+    encode_stage(&mut scheduler, &recipe, &sites, &wanted, |k, done| {
+        let became = match done {
+            Done::Packed(packed) => Ok((packed.payload.bytes().as_slice().to_vec(), packed.quality)),
+            Done::Dense(reason) => Err(format!("dense: {reason}")),
+            Done::Retry(reason) => Err(format!("retry: {reason}")),
+        };
+        assert!(results[k].replace(became).is_none(), "tensor {} is done twice", order[k]);
+    });
+    results.into_iter().map(|result| result.expect("every tensor is done")).collect()
+}
+
+#[test]
+fn bytes_do_not_depend_on_the_others_the_order_or_the_memory() {
+    let grams = [grams(160, 1), grams(104, 2)];
+    // The ranks reach from 24 to 136, on both sides of where an adapter that counts turns searches fewer columns at once.
+    let tensors = [
+        Tensor::new(104, 0, weight(104, 160, 3)),
+        Tensor::new(64, 1, weight(64, 104, 4)),
+        Tensor::new(160, 0, weight(160, 160, 5)),
+    ];
+    for device in common::devices() {
+        let (new, name) = (|| Scheduler::new(device.clone()), device.name());
+        let together = encode(new(), &grams, &tensors, &[0, 1, 2]);
+        assert!(together.iter().all(Result::is_ok), "{name}");
+        let mut backwards = encode(new(), &grams, &tensors, &[2, 1, 0]);
+        backwards.reverse();
+        assert_eq!(backwards, together, "{name}, in the other order");
+        for (k, expected) in together.iter().enumerate() {
+            assert_eq!(encode(new(), &grams, &tensors, &[k]), [expected.clone()], "{name}, {k} alone");
+        }
+        // A batch for each form, and some in between.
+        for most in [1, 1_500_000] {
+            let few = encode(Scheduler::with_most(device.clone(), most), &grams, &tensors, &[0, 1, 2]);
+            assert_eq!(few, together, "{name}, with {most} numbers");
+        }
+    }
+}
+
+#[test]
+fn what_a_device_cannot_encode_is_given_back_with_the_reason_and_disturbs_no_other() {
+    let (mut next, n) = (noise(6), 64);
+    let mut bad = grams(n, 2);
+    bad.fit[(9, 4)] = f64::NAN;
+    let grams = [grams(n, 1), bad, Grams { fit: Mat::zeros(20_000, 0), heldout: Mat::zeros(0, 0) }];
+    let [left, right] = [(); 2].map(|()| (0..4 * n).map(|_| next()).collect::<Vec<_>>());
+    let of_rank_4 = (0..n * n)
+        .map(|at| (0..4).map(|k| (left[at / n * 4 + k] * right[at % n * 4 + k]) as f32).sum())
+        .collect();
+    let tensors = [
+        Tensor::new(n, 0, weight(n, n, 3)),
+        Tensor::new(n, 0, of_rank_4),
+        Tensor::new(n, 0, vec![0.0; n * n]),
+        Tensor::new(n, 1, weight(n, n, 4)),
+        Tensor::new(7, 0, weight(7, n, 5)),
+        // No device is asked, so there need not be any weights.
+        Tensor::new(20_000, 2, Vec::new()),
+    ];
+    for device in common::devices() {
+        let (new, name) = (|| Scheduler::new(device.clone()), device.name());
+        let became = encode(new(), &grams, &tensors, &[0, 1, 2, 3, 4, 5]);
+        assert_eq!(became[..1], encode(new(), &grams, &tensors, &[0])[..], "{name}");
+        for (became, reason) in became[1..].iter().zip([
+            "retry: the gauge rotation is singular in f32",
+            "retry: the weight is zero wherever its input is not",
+            "retry: the Gram has a non-finite entry at (9, 4)",
+            "dense: a side of 7x64 is below 8, the smallest rank",
+            "retry: its rank of 19976 is above 4096",
+        ]) {
+            let found = became.as_ref().expect_err(reason);
+            assert!(found.starts_with(reason), "{name}: {found:?} instead of {reason:?}");
         }
     }
 }

@@ -1,105 +1,24 @@
 //! Packing small models of random weights, with everything that can be wrong or odd about them, and a real block.
 
 mod common;
+#[path = "common/model.rs"]
+mod model;
 #[path = "common/tiny.rs"]
 mod tiny;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use lapidary::compress::calibration::CalibrationParams;
-use lapidary::compress::journal::{Journal, Record};
+use lapidary::compress::journal::Journal;
 use lapidary::compress::observer::{Event, Observer, Silent};
-use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{PathChoice, Recipe};
-use lapidary::compress::tensor::Quality;
-use lapidary::compress::verify::verify;
 use lapidary::compress::{Encoder, PackError, PackParams, pack};
 use lapidary::model::text::Text;
-use lapidary::model::{Checkpoint, Config, Decoder, Linear, LinearName, NoCapture, Run};
-use lapidary::ops::Dtype;
-use tiny::Weights;
-
-struct Model {
-    folder: tempfile::TempDir,
-    config: Config,
-    weights: Weights,
-}
-
-impl Model {
-    /// Random weights behind the embedded model's tokenizer.
-    fn new(change: impl FnOnce(&mut Config)) -> Self {
-        let mut config = Config { vocab: 864, layers: 2, ..tiny::config(true) };
-        change(&mut config);
-        Self { folder: tempfile::tempdir().unwrap(), weights: tiny::weights(&config), config }
-    }
-
-    fn tensor(&mut self, name: &str) -> &mut Vec<f32> {
-        &mut self.weights.get_mut(name).unwrap().1
-    }
-
-    fn output(&self) -> PathBuf {
-        self.folder.path().join("out")
-    }
-
-    fn checkpoint(&self) -> Checkpoint {
-        let source = self.folder.path().join("source");
-        fs::create_dir_all(&source).unwrap();
-        let tensors = tiny::stored(&self.weights);
-        let view = |t: &tiny::Stored| {
-            safetensors::tensor::TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap().data().to_vec()
-        };
-        let owned: Vec<_> =
-            tensors.iter().map(|(name, t)| (name, t.dtype, t.shape.clone(), view(t))).collect();
-        let views = owned.iter().map(|(name, dtype, shape, bytes)| {
-            (*name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-        });
-        fs::write(source.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
-        fs::write(source.join("config.json"), self.config.to_hf_json(Dtype::F32).to_string()).unwrap();
-        fs::copy(common::tiny("tokenizer.json"), source.join("tokenizer.json")).unwrap();
-        Checkpoint::open(&source).unwrap()
-    }
-
-    fn params(&self, recipe: Recipe) -> PackParams {
-        let calibration = fs::read_to_string(common::tiny("calibration.txt")).unwrap();
-        PackParams {
-            output: self.output(),
-            plan: Plan::uniform(2.0),
-            text: recipe
-                .needs_text()
-                .then(|| Text::from_memory("calibration.txt", &calibration[..20_000]).unwrap()),
-            recipe,
-            encoder: Encoder::Reference,
-            calibration: CalibrationParams { window: 64, fit_tokens: Some(1024), heldout_tokens: Some(256) },
-            resume: false,
-        }
-    }
-
-    fn pack(&self) -> Result<Packing, PackError> {
-        pack(&self.checkpoint(), self.params(Recipe::nvg()), &Silent)
-    }
-}
-
-fn quality<'a>(packing: &'a Packing, name: &str) -> &'a Quality {
-    match &packing.tensors.iter().find(|entry| entry.name == name).unwrap().record {
-        Record::Packed { quality, .. } => quality,
-        Record::Dense { reason } => panic!("{name} stayed dense: {reason}"),
-    }
-}
-
-fn dense(packing: &Packing) -> Vec<String> {
-    packing.dense().map(|(name, reason)| format!("{name}: {reason}")).collect()
-}
-
-#[track_caller]
-fn assert_runs(output: &Path) {
-    assert_eq!(verify(output).unwrap().faults, Vec::<String>::new());
-    let decoder = Decoder::load(&Checkpoint::open(output).unwrap()).unwrap();
-    let logits = decoder.forward(&[1, 2, 3, 4], Run::Windows { len: 4 }, &mut NoCapture).unwrap();
-    assert!(logits.iter().all(|z| z.is_finite()));
-}
+use lapidary::model::{Checkpoint, Decoder, Linear, LinearName};
+use model::{Model, assert_runs, dense, quality};
 
 #[test]
 fn widths_that_are_no_multiple_of_8_are_padded_in_the_payload_alone() {

@@ -63,3 +63,18 @@ impl DeviceArgs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapidary::device::DeviceError;
+
+    #[test]
+    fn auto_alone_takes_the_host_where_the_work_does_not_fit() {
+        let refused = |_: &Device| Err(DeviceError::memory("a tensor", 2 << 20, 1 << 20).into());
+        let args = |device| DeviceArgs { device };
+        assert!(matches!(args(DevicePolicy::Auto).open_for(refused).unwrap(), Device::Host));
+        let error = args(DevicePolicy::Host).open_for(refused).unwrap_err().to_string();
+        assert!(error.contains("a tensor needs 2 MiB"), "{error}");
+    }
+}

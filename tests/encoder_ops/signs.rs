@@ -1,5 +1,5 @@
 use lapidary::device::arena::View;
-use lapidary::ops::column_search_batch::{ColumnSearchItem, column_search_batch};
+use lapidary::ops::column_search_batch::{ColumnSearchItem, MOST_RANK, column_search_batch};
 use lapidary::ops::row_flips::{RowFlips, row_flips_batch};
 
 use super::{Given, Sheet, on_every_device};
@@ -174,5 +174,28 @@ fn columns_are_searched_and_their_errors_fed_on() {
             super::assert_close(&sheet.read(g), g, 1e-3, |_, j| scales[j]);
             assert!(sheet.read_vector(problem.item.flips, n).iter().all(|flips| *flips >= 0.0));
         }
+    });
+}
+
+#[test]
+fn a_column_whose_loops_are_cut_short_says_so() {
+    on_every_device(|sheet| {
+        // Nearly half of the signs must flip, one at a time, among as many as the kernels take: more turns of the loops
+        // of one thread than Mesa's software adapter lets through. Every row of K is the same, and small.
+        let r = MOST_RANK;
+        let s = sheet.matrix(1, r, |_, _| 1.0);
+        let b = sheet.matrix(1, r, |_, k| if k % 20 < 9 { -1.0 } else { 1.0 });
+        let k = sheet.matrix(1, r, |_, _| 1.0 / r as f64);
+        let k = View { at: k.view.at, rows: r, cols: r, stride: 0 };
+        let rt = sheet.matrix(1, 1, |_, _| 1.0).view;
+        let (scale, flips) = (sheet.room(1), sheet.room(1));
+        let (ks, errors) = (sheet.blank(1, r), sheet.blank(128, r));
+        let item =
+            ColumnSearchItem { signs: s.view, b: b.view, k, r_transposed: rt, scale, flips, ks, errors };
+        column_search_batch(&mut sheet.arena, &[item]);
+        let cut = sheet.arena.turns() < usize::MAX;
+        let found = [scale, flips].map(|at| sheet.read_vector(at, 1)[0]);
+        assert_eq!(found.map(f64::is_nan), [cut; 2], "{found:?}");
+        assert!(cut || found[1] >= r as f64 * 0.45 - 1.0, "{found:?}");
     });
 }
