@@ -1,6 +1,12 @@
 use serde::{Deserialize, Serialize};
 
-use crate::device::Device;
+#[cfg(feature = "cuda")]
+use crate::device::arena::Program;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::prepare;
+use crate::device::{Device, DeviceError};
+#[cfg(feature = "cuda")]
+use crate::ops;
 
 /// Who encodes.
 #[derive(Clone, Debug)]
@@ -27,6 +33,21 @@ impl Encoder {
         match self {
             Self::Reference => EncodedBy::F64Host,
             Self::Batch(device) => EncodedBy::of(device),
+        }
+    }
+}
+
+impl Encoder {
+    /// Gets a card's kernels ready, all at once: compiling them one by one as they come would take seconds.
+    pub(super) fn prepare(&self) -> Result<(), DeviceError> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Batch(Device::Cuda(cuda)) => {
+                let mut sources: Vec<_> = ops::programs().into_iter().map(Program::source).collect();
+                sources.push(ops::spectrum::source());
+                prepare(cuda, &sources)
+            }
+            _ => Ok(()),
         }
     }
 }

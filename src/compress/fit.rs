@@ -36,7 +36,8 @@ pub fn check_fits(
     config: &Config,
     assignments: &[[Assignment; 7]],
 ) -> Result<(), FitError> {
-    let free = most(device)?;
+    // One arena is addressed by 32 bits.
+    let free = most(device)?.min(u32::MAX as usize);
     for (layer, block) in assignments.iter().enumerate() {
         for (name, assignment) in LinearName::ALL.into_iter().zip(block) {
             let Assignment::Pack(budget) = assignment else { continue };

@@ -9,11 +9,13 @@
 
 pub mod batch;
 pub mod bench;
+mod block;
 pub mod calibration;
 pub mod context;
 pub mod device_calibration;
 pub mod encode;
 pub mod encoder;
+mod error;
 pub mod factors;
 pub mod fit;
 pub mod gauge;
@@ -31,8 +33,10 @@ pub mod refine;
 pub mod round;
 pub mod scales;
 pub mod schedule;
+mod stream;
 pub mod tensor;
 pub mod verify;
 
 pub use encoder::Encoder;
-pub use pipeline::{PackError, PackParams, pack};
+pub use error::PackError;
+pub use pipeline::{PackParams, pack};

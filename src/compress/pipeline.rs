@@ -1,32 +1,22 @@
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::Instant;
 
-use faer::Mat;
-use rayon::prelude::*;
-
-use super::batch::SiteInput;
-use super::calibration::{ActivationError, Calibration, CalibrationParams, advance, capture_grams};
-use super::context::Context;
-use super::device_calibration::{CaptureError, DeviceCalibration};
+use super::block::{BlockEncoder, Job};
+use super::calibration::{Calibration, CalibrationParams};
 use super::encoder::Encoder;
-use super::fit::{FitError, check_fits};
-use super::journal::{Identity, Journal, JournalError, difference};
+use super::error::PackError;
+use super::fit::check_fits;
+use super::journal::{Identity, Journal, difference};
 use super::observer::{Event, Observer, Stage};
-use super::output::{self, OutputError};
+use super::output;
 use super::packing::Packing;
-use super::plan::{Assignment, Plan, PlanError};
+use super::plan::{Assignment, Plan};
 use super::recipe::Recipe;
-use super::schedule::{Done, Scheduler, Wanted, encode_stage};
-use super::tensor::{Grams, Input, Outcome, encode_tensor};
-use crate::blr::Budget;
-use crate::device::{Device, DeviceError};
-use crate::model::on_device::ForwardError;
+use super::schedule::Scheduler;
+use super::stream::Stream;
+use super::tensor::Grams;
 use crate::model::text::{Text, TextError};
-use crate::model::{
-    Checkpoint, CheckpointError, Decoder, DecoderError, Linear, LinearName, Site, Tensor, Tokenizer,
-};
+use crate::model::{Checkpoint, Decoder, Linear, LinearName, Tokenizer};
 
 /// What to pack, how, and where to.
 pub struct PackParams {
@@ -40,40 +30,6 @@ pub struct PackParams {
     pub calibration: CalibrationParams,
     /// Continue an interrupted run of the same identity.
     pub resume: bool,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum PackError {
-    #[error("{0} exists already; choose another output folder or remove it")]
-    OutputExists(PathBuf),
-    #[error("{path}: the model is packed already ({tensor}.blr); pack the original instead")]
-    AlreadyPacked { path: PathBuf, tensor: String },
-    #[error("the recipe {0} fits to calibration text: name a file with --text")]
-    NoText(String),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    #[error(transparent)]
-    Text(#[from] TextError),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    #[error(transparent)]
-    Decoder(#[from] DecoderError),
-    #[error(transparent)]
-    Activation(#[from] ActivationError),
-    #[error(transparent)]
-    Fit(#[from] FitError),
-    #[error(transparent)]
-    Forward(Box<ForwardError>),
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    #[error(transparent)]
-    Output(#[from] OutputError),
-}
-
-impl From<ForwardError> for PackError {
-    fn from(error: ForwardError) -> Self {
-        Self::Forward(Box::new(error))
-    }
 }
 
 /// Packs a model block by block: calibrate, encode, run the block packed, go on. Cost is linear in depth.
@@ -127,17 +83,16 @@ pub fn pack(
             _ => Err(PackError::OutputExists(output)),
         };
     }
+    params.encoder.prepare()?;
     let mut run = Run {
         decoder: Decoder::load(checkpoint)?,
         identity: &identity,
         encoder: params.encoder,
         assignments,
-        calibration,
         journal: Arc::new(journal),
-        writing: None,
         observer,
     };
-    run.all_blocks()?;
+    run.all_blocks(calibration)?;
     observer.event(Event::Writing);
     let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &output)?;
     Arc::into_inner(run.journal).expect("nothing is being written any more").remove()?;
@@ -179,81 +134,65 @@ struct Run<'a> {
     identity: &'a Identity,
     encoder: Encoder,
     assignments: Vec<[Assignment; 7]>,
-    calibration: Option<Calibration>,
     journal: Arc<Journal>,
-    /// The stream on its way into the journal.
-    writing: Option<JoinHandle<Result<(), JournalError>>>,
     observer: &'a dyn Observer,
 }
 
-/// A tensor still to be encoded.
-struct Job {
-    name: LinearName,
-    budget: Budget,
-}
-
 impl Run<'_> {
-    fn all_blocks(&mut self) -> Result<(), PackError> {
+    fn all_blocks(&mut self, calibration: Option<Calibration>) -> Result<(), PackError> {
         let layers = self.assignments.len();
-        let (first, mut hidden) = self.start(layers)?;
+        let open = self.first_open(layers)?;
+        let stream = |calibration| {
+            let (encoder, journal) = (&self.encoder, self.journal.clone());
+            Stream::open(calibration, &self.decoder, open, encoder, journal, self.observer)
+        };
+        let mut stream = calibration.map(stream).transpose()?;
         self.observer.event(Event::Begin { layers });
         let packs = |block: &[Assignment; 7]| block.iter().any(|a| matches!(a, Assignment::Pack(_)));
         let last = self.assignments.iter().rposition(packs).unwrap_or(0);
-        let (mut scheduler, mut calibrator) = (None, self.calibrator()?);
+        let mut scheduler = None;
         for layer in 0..layers {
             let jobs = self.open_jobs(layer)?;
             if !jobs.is_empty() {
-                let grams = self.grams(layer, &hidden, &mut calibrator)?;
-                self.observer.event(Event::Stage { layer, stage: Stage::Encode });
-                match &self.encoder {
-                    Encoder::Reference => self.encode_by_reference(layer, &jobs, grams)?,
-                    Encoder::Batch(device) => {
-                        let scheduler = scheduler.get_or_insert_with(|| Scheduler::new(device.clone()));
-                        self.encode_on_device(scheduler, layer, &jobs, grams)?;
-                    }
-                }
+                let grams = self.grams(layer, stream.as_mut())?;
+                self.encode(layer, &jobs, grams, &mut scheduler)?;
             }
             self.install(layer)?;
-            if let Some(calibration) = self.calibration.as_ref().filter(|_| (first..last).contains(&layer)) {
+            if let Some(stream) = stream.as_mut().filter(|stream| stream.at() == layer && layer < last) {
                 self.observer.event(Event::Stage { layer, stage: Stage::Advance });
-                self.advance(layer, calibration, &mut hidden, &mut calibrator);
-                self.keep_hidden(layer + 1, hidden.clone())?;
+                stream.advance(self.decoder.block(layer))?;
             }
         }
-        self.wait_for_hidden()
+        stream.as_mut().map_or(Ok(()), Stream::finish)
     }
 
-    /// Writes the stream that enters a block, while the run goes on.
-    fn keep_hidden(&mut self, layer: usize, hidden: Vec<f32>) -> Result<(), PackError> {
-        self.wait_for_hidden()?;
-        let journal = self.journal.clone();
-        self.writing = Some(std::thread::spawn(move || journal.write_hidden(layer, &hidden)));
-        Ok(())
+    fn grams(&self, layer: usize, stream: Option<&mut Stream<'_>>) -> Result<[Option<Grams>; 4], PackError> {
+        let Some(stream) = stream else { return Ok([const { None }; 4]) };
+        self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
+        Ok(stream.grams(self.decoder.block(layer))?.map(Some))
     }
 
-    fn wait_for_hidden(&mut self) -> Result<(), PackError> {
-        match self.writing.take() {
-            Some(thread) => Ok(thread.join().expect("writing does not panic")?),
-            None => Ok(()),
-        }
-    }
-
-    /// The first block to calibrate, and the residual stream that enters it.
-    fn start(&self, layers: usize) -> Result<(usize, Vec<f32>), PackError> {
-        let Some(calibration) = &self.calibration else { return Ok((0, Vec::new())) };
-        // A stream that enters a block behind an open one was left by a run whose tensors were since removed.
-        let open = self.first_open(layers)?;
-        match self.journal.read_hidden(layers)?.filter(|(layer, _)| *layer <= open) {
-            Some((layer, hidden)) => {
-                let expected = calibration.windows.tokens().len() * self.decoder.config().hidden;
-                if hidden.len() != expected {
-                    let file = self.journal.folder().join(format!("hidden-{layer}.f32"));
-                    let problem = format!("it holds {} numbers instead of {expected}", hidden.len());
-                    return Err(JournalError::Damaged { file, problem }.into());
-                }
-                Ok((layer, hidden))
+    fn encode(
+        &self,
+        layer: usize,
+        jobs: &[Job],
+        grams: [Option<Grams>; 4],
+        scheduler: &mut Option<Scheduler>,
+    ) -> Result<(), PackError> {
+        self.observer.event(Event::Stage { layer, stage: Stage::Encode });
+        let block = BlockEncoder {
+            layer,
+            decoder: &self.decoder,
+            recipe: &self.identity.recipe,
+            journal: &self.journal,
+            observer: self.observer,
+        };
+        match &self.encoder {
+            Encoder::Reference => block.encode_by_reference(jobs, grams),
+            Encoder::Batch(device) => {
+                let scheduler = scheduler.get_or_insert_with(|| Scheduler::new(device.clone()));
+                block.encode_on_device(scheduler, jobs, grams)
             }
-            None => Ok((0, self.decoder.embed(calibration.windows.tokens())?)),
         }
     }
 
@@ -296,206 +235,6 @@ impl Run<'_> {
         };
         jobs.sort_by_key(|job| std::cmp::Reverse(cost(job)));
         Ok(jobs)
-    }
-
-    /// The device's memory for calibration, where the encoder has a device.
-    fn calibrator(&self) -> Result<Option<DeviceCalibration>, PackError> {
-        match (&self.encoder, &self.calibration) {
-            (Encoder::Reference | Encoder::Batch(Device::Host), _) | (_, None) => Ok(None),
-            (Encoder::Batch(device), Some(calibration)) => {
-                Ok(Some(DeviceCalibration::new(device, self.decoder.config(), calibration)?))
-            }
-        }
-    }
-
-    /// What the inputs of a block look like, in the order of [`Site::ALL`].
-    fn grams(
-        &self,
-        layer: usize,
-        hidden: &[f32],
-        calibrator: &mut Option<DeviceCalibration>,
-    ) -> Result<[Option<Grams>; 4], PackError> {
-        let Some(calibration) = &self.calibration else { return Ok([const { None }; 4]) };
-        self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
-        let block = self.decoder.block(layer);
-        if let Some(on_device) = calibrator {
-            match on_device.capture_grams(block, calibration, hidden) {
-                Ok(grams) => return Ok(grams.map(Some)),
-                Err(CaptureError::Activation(error)) => return Err(error.into()),
-                Err(CaptureError::Device(error)) => self.back_to_host(calibrator, &error),
-            }
-        }
-        Ok(capture_grams(block, calibration, hidden)?.map(Some))
-    }
-
-    /// Runs the packed block over the calibration positions.
-    fn advance(
-        &self,
-        layer: usize,
-        calibration: &Calibration,
-        hidden: &mut [f32],
-        calibrator: &mut Option<DeviceCalibration>,
-    ) {
-        let block = self.decoder.block(layer);
-        if let Some(on_device) = calibrator {
-            let before = hidden.to_vec();
-            match on_device.advance(block, hidden) {
-                Ok(()) => return,
-                Err(error) => {
-                    hidden.copy_from_slice(&before);
-                    self.back_to_host(calibrator, &error);
-                }
-            }
-        }
-        advance(block, calibration, hidden);
-    }
-
-    fn back_to_host(&self, calibrator: &mut Option<DeviceCalibration>, error: &DeviceError) {
-        *calibrator = None;
-        self.observer.event(Event::Warning(&format!("calibration goes on on the host: {error}")));
-    }
-
-    /// All tensors side by side; an input whose Gram cannot be factored keeps its layers dense.
-    fn encode_by_reference(
-        &self,
-        layer: usize,
-        jobs: &[Job],
-        grams: [Option<Grams>; 4],
-    ) -> Result<(), PackError> {
-        let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
-        let inputs: Vec<_> = sites
-            .into_par_iter()
-            .map(|(site, grams)| {
-                let reader = jobs.iter().find(|job| job.name.site() == site)?;
-                let width = self.decoder.linear(layer, reader.name).in_features();
-                Some(self.input(grams, width))
-            })
-            .collect();
-        jobs.par_iter().try_for_each(|job| {
-            let began = Instant::now();
-            let outcome = match &inputs[job.name.site() as usize] {
-                Some(Ok(input)) => {
-                    encode_tensor(self.weight(layer, job.name)?, input, job.budget, &self.identity.recipe)
-                }
-                Some(Err(reason)) => Outcome::Dense(reason.clone()),
-                None => Outcome::Dense("its input was not calibrated".into()),
-            };
-            self.keep(layer, job.name, outcome, began)
-        })
-    }
-
-    fn input(&self, grams: Option<Grams>, width: usize) -> Result<Input, String> {
-        let recipe = &self.identity.recipe;
-        let context = match &grams {
-            Some(grams) if recipe.needs_text() => {
-                Context::build(&grams.fit, recipe.damping).map_err(|e| e.to_string())?
-            }
-            _ => Context::identity(width),
-        };
-        Ok(Input { context, grams })
-    }
-
-    /// As many tensors at once as the device has room for. What it cannot do is done again by the reference, and the
-    /// record says so.
-    fn encode_on_device(
-        &self,
-        scheduler: &mut Scheduler,
-        layer: usize,
-        jobs: &[Job],
-        mut grams: [Option<Grams>; 4],
-    ) -> Result<(), PackError> {
-        let recipe = &self.identity.recipe;
-        let began = Instant::now();
-        let weights: Vec<(Vec<f32>, usize)> = jobs
-            .iter()
-            .map(|job| self.dense(layer, job.name).map(|t| (t.to_f32(), t.rows())))
-            .collect::<Result<_, _>>()?;
-        let wanted: Vec<Wanted<'_>> = (jobs.iter().zip(&weights))
-            .map(|(job, (weight, rows))| {
-                let name = job.name.prefix(layer);
-                Wanted { name, weight, rows: *rows, site: job.name.site() as usize, budget: job.budget }
-            })
-            .collect();
-        let sites = Site::ALL.map(|site| SiteInput {
-            width: self.decoder.linear(layer, site.linears()[0]).in_features(),
-            grams: grams[site as usize].as_ref(),
-            damping: recipe.needs_text().then_some(recipe.damping),
-        });
-        let mut retries = Vec::new();
-        let mut kept = Ok(());
-        let report = encode_stage(scheduler, recipe, &sites, &wanted, |k, done| {
-            let outcome = match done {
-                Done::Packed(packed) => Outcome::Packed(packed),
-                Done::Dense(reason) => Outcome::Dense(reason),
-                Done::Retry(reason) => return retries.push((k, reason)),
-            };
-            if kept.is_ok() {
-                kept = self.keep(layer, jobs[k].name, outcome, began);
-            }
-        });
-        kept?;
-        self.observer.event(Event::Encoded { layer, report: &report });
-        let mut inputs: [Option<Result<Input, String>>; 4] = [const { None }; 4];
-        for (k, reason) in retries {
-            let (job, site) = (&jobs[k], jobs[k].name.site() as usize);
-            let width = wanted[k].weight.len() / wanted[k].rows;
-            let input = inputs[site].get_or_insert_with(|| self.input(grams[site].take(), width));
-            let outcome = match input {
-                Ok(input) => match encode_tensor(self.weight(layer, job.name)?, input, job.budget, recipe) {
-                    Outcome::Packed(mut packed) => {
-                        packed.quality.retried = Some(reason);
-                        Outcome::Packed(packed)
-                    }
-                    dense => dense,
-                },
-                Err(reason) => Outcome::Dense(reason.clone()),
-            };
-            self.keep(layer, job.name, outcome, began)?;
-        }
-        Ok(())
-    }
-
-    fn keep(
-        &self,
-        layer: usize,
-        name: LinearName,
-        outcome: Outcome,
-        began: Instant,
-    ) -> Result<(), PackError> {
-        let name = name.prefix(layer);
-        let mut moved = 0;
-        let record = match outcome {
-            Outcome::Packed(packed) => {
-                moved = packed.moved;
-                self.journal.write_packed(&name, &packed.payload, packed.quality)?
-            }
-            Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
-        };
-        self.observer.event(Event::Tensor {
-            name: &name,
-            record: &record,
-            took: Some(began.elapsed()),
-            moved,
-        });
-        Ok(())
-    }
-
-    /// The stored weight of a layer that is not packed yet.
-    fn dense(&self, layer: usize, name: LinearName) -> Result<&Tensor, PackError> {
-        match self.decoder.linear(layer, name) {
-            Linear::Dense(tensor) => Ok(tensor),
-            Linear::Packed { .. } => Err(PackError::AlreadyPacked {
-                path: self.journal.folder().into(),
-                tensor: name.prefix(layer),
-            }),
-        }
-    }
-
-    /// The weight in f64, out x in.
-    fn weight(&self, layer: usize, name: LinearName) -> Result<Mat<f64>, PackError> {
-        let tensor = self.dense(layer, name)?;
-        let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
-        Ok(Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j])))
     }
 
     /// Puts the packed tensors of a block in the place of the dense ones.

@@ -51,7 +51,7 @@ struct Lane {
     arena: Option<Arena>,
 }
 
-/// The share of a card's largest arena that batches may take: the spectra need memory of their own beside it.
+/// The share of a card's room that batches may take: the spectra need memory of their own beside it.
 #[cfg(feature = "cuda")]
 const SHARE: f64 = 0.75;
 
@@ -98,7 +98,7 @@ impl Scheduler {
             // An adapter's limit is that of one binding, whatever is allocated.
             #[cfg(feature = "wgpu")]
             Device::Wgpu(_) => most,
-            _ => most + held,
+            _ => most.saturating_add(held),
         })
     }
 }
@@ -117,11 +117,11 @@ impl Lane {
 
 /// The most numbers that batches may take together beside what is allocated.
 pub(super) fn most(device: &Device) -> Result<usize, DeviceError> {
-    let largest = Arena::largest(device)?;
+    let room = Arena::room(device)?;
     Ok(match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => (largest as f64 * SHARE) as usize,
-        _ => largest,
+        Device::Cuda(_) => (room as f64 * SHARE) as usize,
+        _ => room,
     })
 }
 

@@ -34,13 +34,12 @@ pub fn spectra(card: Card<'_>, items: &[SpectrumItem]) -> Result<Vec<Option<Vec<
     let mut layout = Layout::default();
     let places: Vec<Places> = items.iter().map(|item| Places::place(&mut layout, item)).collect();
     let shared = layout.mark();
-    let scratch: Vec<Scratch> = (items.iter())
-        .map(|item| {
-            layout.back_to(shared);
-            Scratch::place(&mut layout, item)
-        })
-        .collect();
     let Card { stream, numbers, blas, solver, eigen, spare } = card;
+    let mut scratch = Vec::new();
+    for item in items {
+        layout.back_to(shared);
+        scratch.push(Scratch::place(&mut layout, item, solver)?);
+    }
     if spare.as_ref().is_none_or(|spare| spare.len() < layout.most()) {
         // The old one first: both may not fit.
         *spare = None;
@@ -50,9 +49,8 @@ pub fn spectra(card: Card<'_>, items: &[SpectrumItem]) -> Result<Vec<Option<Vec<
     let kernel = |name| Kernel::new(stream.cuda(), &source(), name, 0);
     let kernels = [kernel("widen")?, kernel("keep_lower")?, kernel("narrow")?];
     let work = Work { stream, numbers, blas, solver, spare, kernels };
-    let mut factored = Vec::new();
     for ((item, places), scratch) in items.iter().zip(&places).zip(&scratch) {
-        factored.push(work.gram(item, places, scratch)?);
+        work.gram(item, places, scratch)?;
     }
     stream.wait()?;
     let problems: Vec<_> = (places.iter())
@@ -62,7 +60,7 @@ pub fn spectra(card: Card<'_>, items: &[SpectrumItem]) -> Result<Vec<Option<Vec<
     let converged = unsafe { eigen.solve(&problems)? };
     let mut results = Vec::new();
     for (k, item) in items.iter().enumerate() {
-        let good = factored[k] && converged[k];
+        let good = converged[k] && work.factored(item, &places[k])?;
         results.push(good.then(|| work.vectors(item, &places[k], &scratch[k])).transpose()?);
     }
     Ok(results)
@@ -77,6 +75,8 @@ struct Places {
     product: usize,
     /// The inverse singular values, r
     factors: usize,
+    /// Whether H̃ has a factor, an `int`
+    info: usize,
 }
 
 impl Places {
@@ -89,6 +89,7 @@ impl Places {
             values: layout.vector(order),
             product: layout.vector(if m > n { m * n } else { 0 }),
             factors: layout.vector(item.left.cols),
+            info: layout.vector(1),
         }
     }
 }
@@ -101,16 +102,22 @@ struct Scratch {
     damped: usize,
     /// H̃Wᵀ for m ≤ n
     product: usize,
+    /// What the factorisation works in, for m > n
+    room: usize,
+    room_len: usize,
 }
 
 impl Scratch {
-    fn place(layout: &mut Layout, item: &SpectrumItem) -> Self {
+    fn place(layout: &mut Layout, item: &SpectrumItem, solver: &Solver) -> Result<Self, DeviceError> {
         let (m, n) = (item.weight.rows, item.weight.cols);
-        Self {
+        let room_len = if m > n { solver.potrf_scratch(n)? } else { 0 };
+        Ok(Self {
             weight: layout.vector(m * n),
             damped: layout.vector(n * n),
             product: layout.vector(if m > n { 0 } else { m * n }),
-        }
+            room: layout.vector(room_len),
+            room_len,
+        })
     }
 }
 
@@ -138,8 +145,8 @@ impl Work<'_> {
         unsafe { self.kernels[0].launch(self.stream, entries(view.len()), &mut args) }
     }
 
-    /// Writes the Gram of an item, column-major; whether H̃ has the factor that this takes.
-    fn gram(&self, item: &SpectrumItem, places: &Places, scratch: &Scratch) -> Result<bool, DeviceError> {
+    /// Writes the Gram of an item, column-major.
+    fn gram(&self, item: &SpectrumItem, places: &Places, scratch: &Scratch) -> Result<(), DeviceError> {
         let (m, n) = (item.weight.rows, item.weight.cols);
         self.widen(item.weight, scratch.weight)?;
         self.widen(item.damped, scratch.damped)?;
@@ -150,33 +157,40 @@ impl Work<'_> {
             unsafe {
                 self.blas.gemm((Op::None, Op::None), (n, m, n), (1.0, 0.0), h, w, p)?;
                 let gram = (self.at(places.gram), m);
-                self.blas.gemm((Op::Transposed, Op::None), (m, m, n), (1.0, 0.0), w, p, gram)?;
+                return self.blas.gemm((Op::Transposed, Op::None), (m, m, n), (1.0, 0.0), w, p, gram);
             }
-            return Ok(true);
         }
-        let factored = self.factor(scratch, n)?;
+        self.factor(places, scratch, n)?;
         let (f, p) = ((self.at(scratch.damped), n), (self.at(places.product), n));
         // SAFETY: as above.
         unsafe {
             self.blas.gemm((Op::Transposed, Op::None), (n, m, n), (1.0, 0.0), f, w, p)?;
             let gram = (self.at(places.gram), n);
-            self.blas.gemm((Op::None, Op::Transposed), (n, n, m), (1.0, 0.0), p, p, gram)?;
+            self.blas.gemm((Op::None, Op::Transposed), (n, n, m), (1.0, 0.0), p, p, gram)
         }
-        Ok(factored)
     }
 
-    /// Turns H̃ into its Cholesky factor; whether it has one.
-    fn factor(&self, scratch: &Scratch, n: usize) -> Result<bool, DeviceError> {
-        let room = Buffer::new(self.stream.cuda(), self.solver.potrf_scratch(n)?)?;
-        let info = Buffer::new(self.stream.cuda(), 1)?;
+    /// Turns H̃ into its Cholesky factor; `places.info` says whether it has one.
+    fn factor(&self, places: &Places, scratch: &Scratch, n: usize) -> Result<(), DeviceError> {
         let matrix = self.at(scratch.damped);
         let mut args = Args::new().pointer(matrix).int(n);
-        // SAFETY: n x n numbers, scratch of the length that was asked for.
+        let room = (self.at(scratch.room), scratch.room_len);
+        // SAFETY: n x n numbers, scratch of the length that was asked for, 8 bytes for an `int`.
         unsafe {
-            self.solver.potrf(n, (matrix, n), &room, &info)?;
-            self.kernels[1].launch(self.stream, entries(n * n), &mut args)?;
+            self.solver.potrf(n, (matrix, n), room, self.at(places.info))?;
+            self.kernels[1].launch(self.stream, entries(n * n), &mut args)
         }
-        Ok(info.to_vec(self.stream, 1)?[0] == 0)
+    }
+
+    /// Whether H̃ had the factor that a tall weight needs.
+    fn factored(&self, item: &SpectrumItem, places: &Places) -> Result<bool, DeviceError> {
+        if item.weight.rows <= item.weight.cols {
+            return Ok(true);
+        }
+        let mut info = [0.0];
+        self.spare.download_at(self.stream, places.info, &mut info)?;
+        // The `int` is the first half of the number.
+        Ok(info[0].to_bits() as u32 == 0)
     }
 
     /// Writes the leading vectors of an item and returns its singular values.

@@ -1,10 +1,11 @@
 //! The encoder on a device, many candidates at once, in f32. [`encode`](crate::compress::encode) is its definition in
 //! f64, one tensor at a time; the files here have the names of those there and do the same steps for a whole batch.
 //!
-//! [`layout`] places every matrix of a batch in one arena and so predicts what it takes; [`site`] builds what the
-//! candidates that read one input share; [`job`] is one candidate. Steps: [`spectrum`], [`gauge`], [`scales`] (over
-//! [`metric`]), [`refine`]; [`judge`] rounds, measures and brings the results back.
+//! `layout` places every matrix of a batch in one arena and so predicts what it takes; `site` builds what the
+//! candidates that read one input share; `job` is one candidate. Steps: `spectrum`, `gauge`, `scales` (over
+//! `metric`), `refine`; `judge` rounds, measures and brings the results back.
 
+mod error;
 mod gauge;
 mod job;
 mod judge;
@@ -18,13 +19,11 @@ mod spectrum;
 #[cfg(test)]
 mod tests;
 
-use super::context::ContextError;
 use super::encode::Params;
 use super::refine::RefineInfo;
 use super::tensor::Grams;
 use crate::device::DeviceError;
 use crate::device::arena::{Arena, View};
-use crate::ops::column_search_batch::MOST_RANK;
 use crate::ops::dots::PARTS;
 use gauge::{Start, start_path};
 use job::{Job, JobViews, SUMS};
@@ -37,6 +36,7 @@ use scales::scale_sweeps;
 use site::{Site, SiteScratch, open_sites};
 use spectrum::{Metric64, Request, spectra};
 
+pub use error::{CandidateError, check_rank};
 pub use judge::Judged;
 pub use layout::Shape;
 pub use report::{Report, Step};
@@ -77,25 +77,6 @@ pub struct Candidate {
     pub moved: u64,
 }
 
-/// Why a candidate has to be encoded by the reference instead, or stays dense.
-#[derive(Debug, thiserror::Error)]
-pub enum CandidateError {
-    #[error(transparent)]
-    Context(#[from] ContextError),
-    #[error("the weight is zero wherever its input is not")]
-    ZeroWeight,
-    #[error(transparent)]
-    Spectrum(#[from] super::latents::SpectrumError),
-    #[error("its rank of {rank} is above {most}, the most that the kernels of devices take")]
-    Rank { rank: usize, most: usize },
-    #[error("the gauge rotation is singular in f32")]
-    SingularGauge,
-    #[error("the error is not finite in f32, or a device cut the loops of a step short")]
-    NotFinite,
-    #[error(transparent)]
-    Round(#[from] super::round::RoundError),
-}
-
 /// Encodes all candidates of all tasks side by side. `sites` are the inputs that tasks name.
 ///
 /// What a candidate becomes does not depend on the others. Memory: the first [`predict`] numbers of the arena.
@@ -118,14 +99,6 @@ pub fn encode_batch(
 /// Numbers (4 bytes each) of the arena that a batch needs.
 pub fn predict(sites: &[SiteInput<'_>], tasks: &[Task<'_>]) -> usize {
     Plan::of(sites, tasks).numbers
-}
-
-/// Refuses a rank that the kernels of devices do not take.
-pub fn check_rank(rank: usize) -> Result<(), CandidateError> {
-    match rank {
-        rank if rank > MOST_RANK => Err(CandidateError::Rank { rank, most: MOST_RANK }),
-        _ => Ok(()),
-    }
 }
 
 /// Where everything of a batch lies.

@@ -81,7 +81,7 @@ fn try_step(
 }
 
 /// Keeps a step that lowered the error. One that has no flips or no finite error fails the candidate: its error becomes
-/// NaN, below which no later step gets, and which [`judge`](super::judge) reports.
+/// NaN, below which no later step gets, and which [`judge`](mod@super::judge) reports.
 pub fn settle(job: &mut Job, step: Step, reached: f64, flips: Option<usize>) {
     match flips {
         Some(flips) if reached < job.error => {

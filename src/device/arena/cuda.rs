@@ -23,7 +23,7 @@ const NODES: usize = 64;
 /// Graphs that are kept for replays still in flight.
 const GRAPHS: usize = 64;
 
-/// The share of the free memory that one arena may take: libraries and side streams need some too.
+/// The share of the free memory that arenas may take: libraries and side streams need some too.
 const SHARE: f64 = 0.9;
 
 /// The constant that gives a program other threads on CUDA, where a workgroup may have 1024.
@@ -318,11 +318,9 @@ impl Drop for CudaArena {
     }
 }
 
-/// The most numbers that one arena can hold now.
-pub(super) fn largest(cuda: &Cuda) -> Result<usize, DeviceError> {
-    let numbers = cuda.free_memory()? as f64 * SHARE / size_of::<f32>() as f64;
-    // Arenas are addressed by 32 bits.
-    Ok((numbers as usize).min(u32::MAX as usize))
+/// The numbers that arenas can hold now.
+pub(super) fn room(cuda: &Cuda) -> Result<usize, DeviceError> {
+    Ok((cuda.free_memory()? as f64 * SHARE / size_of::<f32>() as f64) as usize)
 }
 
 /// Queues `queue` `times` times; as a recorded graph where its tables fit into the ring together.

@@ -72,11 +72,10 @@ impl Memory {
     }
 }
 
-/// The most numbers that memory allows now: what Linux calls available, or without a limit elsewhere.
-pub(super) fn largest() -> usize {
+/// The numbers that memory allows now: what Linux calls available, or without a limit elsewhere.
+pub(super) fn room() -> usize {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = available.and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<usize>().ok());
-    // Arenas are addressed by 32 bits.
-    kib.map_or(u32::MAX as usize, |kib| (kib * 1024 / size_of::<f32>()).min(u32::MAX as usize))
+    kib.map_or(usize::MAX, |kib| kib * 1024 / size_of::<f32>())
 }

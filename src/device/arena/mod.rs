@@ -83,12 +83,26 @@ impl Arena {
 
     /// The most numbers that one arena can hold on this device now.
     pub fn largest(device: &Device) -> Result<usize, DeviceError> {
+        // Arenas are addressed by 32 bits.
+        let most = u32::MAX as usize;
         match device {
-            Device::Host => Ok(host::largest()),
+            Device::Host => Ok(host::room().min(most)),
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => cuda::largest(cuda),
+            Device::Cuda(cuda) => Ok(cuda::room(cuda)?.min(most)),
             #[cfg(feature = "wgpu")]
-            Device::Wgpu(wgpu) => Ok(wgpu::largest(wgpu)),
+            Device::Wgpu(wgpu) => Ok(wgpu::largest(wgpu).min(most)),
+        }
+    }
+
+    /// The numbers that several arenas can hold together on this device now; on an adapter that does not tell, as many
+    /// as one.
+    pub fn room(device: &Device) -> Result<usize, DeviceError> {
+        match device {
+            Device::Host => Ok(host::room()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda::room(cuda),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(_) => Self::largest(device),
         }
     }
 

@@ -266,7 +266,7 @@ impl Tables {
 
 /// The most numbers that a buffer may hold and a kernel may see.
 pub(super) fn largest(wgpu: &Wgpu) -> usize {
-    (wgpu.largest_buffer() / 4).min(u64::from(u32::MAX)) as usize
+    (wgpu.largest_buffer() / 4) as usize
 }
 
 /// How many of the launches go into the next submission.

@@ -1,6 +1,8 @@
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 
-use super::{Cuda, Precision, Solver, Stream, Symmetric};
+use super::{Cuda, EigenScratch, Precision, Solver, Stream, Symmetric};
 use crate::device::DeviceError;
 
 /// Matrices that a card works on at once. One leaves most of it idle, whatever its order: the reduction to a tridiagonal
@@ -26,6 +28,9 @@ pub struct EigenSolver {
 
 struct Lane {
     solver: Solver,
+    /// Scratch by order: giving memory back would wait for the whole card.
+    scratch: HashMap<usize, EigenScratch>,
+    /// Last, so that everything above is still there while its destructor waits.
     stream: Stream,
 }
 
@@ -41,7 +46,7 @@ impl EigenSolver {
     pub unsafe fn solve(&mut self, problems: &[Eigenproblem]) -> Result<Vec<bool>, DeviceError> {
         while self.lanes.len() < problems.len().min(LANES) {
             let stream = Stream::new(&self.cuda)?;
-            self.lanes.push(Lane { solver: Solver::new(&stream)?, stream });
+            self.lanes.push(Lane { solver: Solver::new(&stream)?, scratch: HashMap::new(), stream });
         }
         // The largest are taken first, from the end.
         let mut queue: Vec<usize> = (0..problems.len()).collect();
@@ -68,12 +73,15 @@ impl EigenSolver {
 impl Lane {
     /// # Safety
     /// As for [`EigenSolver::solve`].
-    unsafe fn solve(&self, problem: Eigenproblem) -> Result<bool, DeviceError> {
+    unsafe fn solve(&mut self, problem: Eigenproblem) -> Result<bool, DeviceError> {
         let Eigenproblem { order, matrix: matrices, values } = problem;
         let problem = Symmetric { precision: Precision::F64, order, count: 1, matrices, values };
-        let mut scratch = self.solver.eigen_scratch(problem)?;
+        let scratch = match self.scratch.entry(order) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.solver.eigen_scratch(problem)?),
+        };
         // SAFETY: the caller's promise; the scratch is waited for below.
-        unsafe { self.solver.eigen(problem, &mut scratch)? };
+        unsafe { self.solver.eigen(problem, scratch)? };
         Ok(scratch.info.to_vec(&self.stream, 1)?[0] == 0)
     }
 }

@@ -269,8 +269,8 @@ unsafe fn log(program: nvrtc::nvrtcProgram) -> String {
 fn module(cuda: &Cuda, source: &Source) -> Result<Arc<Module>, DeviceError> {
     cuda.bind()?;
     let key = key(source, cuda.arch())?;
-    let mut modules = cuda.0.modules.lock().unwrap_or_else(|e| e.into_inner());
-    if let Some(module) = modules.get(&key) {
+    let modules = || cuda.0.modules.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(module) = modules().get(&key) {
         return Ok(module.clone());
     }
     let cached = cache_folder().map(|folder| folder.join(format!("{}-{key}.cubin", source.name)));
@@ -286,9 +286,8 @@ fn module(cuda: &Cuda, source: &Source) -> Result<Arc<Module>, DeviceError> {
             load(&cubin)?
         }
     };
-    let module = Arc::new(module);
-    modules.insert(key, module.clone());
-    Ok(module)
+    // Two threads may have compiled the same: the first one's stays.
+    Ok(modules().entry(key).or_insert_with(|| Arc::new(module)).clone())
 }
 
 fn load(cubin: &[u8]) -> Result<Module, DeviceError> {
@@ -303,6 +302,24 @@ fn keep(path: &std::path::Path, cubin: &[u8]) {
     if path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok()) {
         let _ = write_durably(path, |out| out.write_all(cubin));
     }
+}
+
+/// Loads what all sources need; those that no cache has are compiled side by side, which at the first run on a machine
+/// takes seconds.
+pub fn prepare(cuda: &Cuda, sources: &[Source]) -> Result<(), DeviceError> {
+    let mut keys = Vec::new();
+    let mut distinct = Vec::new();
+    for source in sources {
+        let key = key(source, cuda.arch())?;
+        if !keys.contains(&key) {
+            keys.push(key);
+            distinct.push(source);
+        }
+    }
+    std::thread::scope(|scope| {
+        let loads: Vec<_> = distinct.into_iter().map(|source| scope.spawn(|| module(cuda, source))).collect();
+        loads.into_iter().try_for_each(|load| load.join().expect("loading does not panic").map(drop))
+    })
 }
 
 /// Everything that decides what the machine code is.

@@ -22,7 +22,7 @@ pub use blas::{Blas, Matrix, Op, Triangle};
 pub use buffer::{Buffer, Pinned, Registered};
 pub use eigen::{EigenSolver, Eigenproblem};
 pub use graph::Graph;
-pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version};
+pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version, prepare};
 pub use solver::{EigenScratch, Precision, Solver, Symmetric};
 pub use stream::{Event, Stream};
 

@@ -50,13 +50,14 @@ impl Solver {
     /// plus the index of the first pivot that is not positive.
     ///
     /// # Safety
-    /// The matrix covers n x n; the scratch has the length that [`Self::potrf_scratch`] gives.
+    /// The matrix covers n x n; the scratch (address and numbers) has the length that [`Self::potrf_scratch`] gives, and
+    /// `info` is the address of an `int`.
     pub unsafe fn potrf(
         &self,
         n: usize,
         matrix: Matrix,
-        scratch: &Buffer<f64>,
-        info: &Buffer<i32>,
+        (scratch, len): (u64, usize),
+        info: u64,
     ) -> Result<(), DeviceError> {
         self.cuda.bind()?;
         self.counters.add(Telemetry { launches: 1, ..Telemetry::default() });
@@ -68,9 +69,9 @@ impl Solver {
                 n as c_int,
                 matrix.0 as *mut f64,
                 matrix.1 as c_int,
-                scratch.address() as *mut f64,
-                scratch.len() as c_int,
-                info.address() as *mut c_int,
+                scratch as *mut f64,
+                len as c_int,
+                info as *mut c_int,
             )
         })
     }

@@ -231,7 +231,7 @@ impl Core {
         unsafe {
             let grid = Grid { blocks: (half_tiles(order), 1), threads: 256 };
             self.kernels.whole_from_half.launch(&queue.stream, grid, &mut whole)?;
-            solver.potrf(order, matrix, scratch, info)?;
+            solver.potrf(order, matrix, (scratch.address(), scratch.len()), info.address())?;
         }
         let failed = info.to_vec(&queue.stream, 1)?[0];
         queue.stream.count(FACTORISATION);

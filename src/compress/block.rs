@@ -1,0 +1,161 @@
+use std::time::Instant;
+
+use faer::Mat;
+use rayon::prelude::*;
+
+use super::batch::SiteInput;
+use super::context::Context;
+use super::error::PackError;
+use super::journal::Journal;
+use super::observer::{Event, Observer};
+use super::recipe::Recipe;
+use super::schedule::{Done, Scheduler, Wanted, encode_stage};
+use super::tensor::{Grams, Input, Outcome, encode_tensor};
+use crate::blr::Budget;
+use crate::model::{Decoder, Linear, LinearName, Site, Tensor};
+
+/// A tensor still to be encoded.
+pub struct Job {
+    pub name: LinearName,
+    pub budget: Budget,
+}
+
+/// Encodes the tensors of one block, and keeps each in the journal as it is done.
+pub struct BlockEncoder<'a> {
+    pub layer: usize,
+    pub decoder: &'a Decoder,
+    pub recipe: &'a Recipe,
+    pub journal: &'a Journal,
+    pub observer: &'a dyn Observer,
+}
+
+impl BlockEncoder<'_> {
+    /// All tensors side by side; an input whose Gram cannot be factored keeps its layers dense.
+    pub fn encode_by_reference(&self, jobs: &[Job], grams: [Option<Grams>; 4]) -> Result<(), PackError> {
+        let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
+        let inputs: Vec<_> = sites
+            .into_par_iter()
+            .map(|(site, grams)| {
+                let reader = jobs.iter().find(|job| job.name.site() == site)?;
+                let width = self.decoder.linear(self.layer, reader.name).in_features();
+                Some(self.input(grams, width))
+            })
+            .collect();
+        jobs.par_iter().try_for_each(|job| {
+            let began = Instant::now();
+            let outcome = match &inputs[job.name.site() as usize] {
+                Some(Ok(input)) => encode_tensor(self.weight(job.name)?, input, job.budget, self.recipe),
+                Some(Err(reason)) => Outcome::Dense(reason.clone()),
+                None => Outcome::Dense("its input was not calibrated".into()),
+            };
+            self.keep(job.name, outcome, began)
+        })
+    }
+
+    fn input(&self, grams: Option<Grams>, width: usize) -> Result<Input, String> {
+        let recipe = self.recipe;
+        let context = match &grams {
+            Some(grams) if recipe.needs_text() => {
+                Context::build(&grams.fit, recipe.damping).map_err(|e| e.to_string())?
+            }
+            _ => Context::identity(width),
+        };
+        Ok(Input { context, grams })
+    }
+
+    /// As many tensors at once as the device has room for. What it cannot do is done again by the reference, and the
+    /// record says so.
+    pub fn encode_on_device(
+        &self,
+        scheduler: &mut Scheduler,
+        jobs: &[Job],
+        mut grams: [Option<Grams>; 4],
+    ) -> Result<(), PackError> {
+        let recipe = self.recipe;
+        let began = Instant::now();
+        let weights: Vec<(Vec<f32>, usize)> = jobs
+            .par_iter()
+            .map(|job| self.dense(job.name).map(|t| (t.to_f32(), t.rows())))
+            .collect::<Result<_, _>>()?;
+        let wanted: Vec<Wanted<'_>> = (jobs.iter().zip(&weights))
+            .map(|(job, (weight, rows))| {
+                let name = job.name.prefix(self.layer);
+                Wanted { name, weight, rows: *rows, site: job.name.site() as usize, budget: job.budget }
+            })
+            .collect();
+        let sites = Site::ALL.map(|site| SiteInput {
+            width: self.decoder.linear(self.layer, site.linears()[0]).in_features(),
+            grams: grams[site as usize].as_ref(),
+            damping: recipe.needs_text().then_some(recipe.damping),
+        });
+        let mut retries = Vec::new();
+        let mut kept = Ok(());
+        let report = encode_stage(scheduler, recipe, &sites, &wanted, |k, done| {
+            let outcome = match done {
+                Done::Packed(packed) => Outcome::Packed(packed),
+                Done::Dense(reason) => Outcome::Dense(reason),
+                Done::Retry(reason) => return retries.push((k, reason)),
+            };
+            if kept.is_ok() {
+                kept = self.keep(jobs[k].name, outcome, began);
+            }
+        });
+        kept?;
+        self.observer.event(Event::Encoded { layer: self.layer, report: &report });
+        let mut inputs: [Option<Result<Input, String>>; 4] = [const { None }; 4];
+        for (k, reason) in retries {
+            let (job, site) = (&jobs[k], jobs[k].name.site() as usize);
+            let width = wanted[k].weight.len() / wanted[k].rows;
+            let input = inputs[site].get_or_insert_with(|| self.input(grams[site].take(), width));
+            let outcome = match input {
+                Ok(input) => match encode_tensor(self.weight(job.name)?, input, job.budget, recipe) {
+                    Outcome::Packed(mut packed) => {
+                        packed.quality.retried = Some(reason);
+                        Outcome::Packed(packed)
+                    }
+                    dense => dense,
+                },
+                Err(reason) => Outcome::Dense(reason.clone()),
+            };
+            self.keep(job.name, outcome, began)?;
+        }
+        Ok(())
+    }
+
+    fn keep(&self, name: LinearName, outcome: Outcome, began: Instant) -> Result<(), PackError> {
+        let name = name.prefix(self.layer);
+        let mut moved = 0;
+        let record = match outcome {
+            Outcome::Packed(packed) => {
+                moved = packed.moved;
+                self.journal.write_packed(&name, &packed.payload, packed.quality)?
+            }
+            Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
+        };
+        self.observer.event(Event::Tensor {
+            name: &name,
+            record: &record,
+            took: Some(began.elapsed()),
+            moved,
+        });
+        Ok(())
+    }
+
+    /// The stored weight of a layer that is not packed yet.
+    fn dense(&self, name: LinearName) -> Result<&Tensor, PackError> {
+        match self.decoder.linear(self.layer, name) {
+            Linear::Dense(tensor) => Ok(tensor),
+            Linear::Packed { .. } => Err(PackError::AlreadyPacked {
+                path: self.journal.folder().into(),
+                tensor: name.prefix(self.layer),
+            }),
+        }
+    }
+
+    /// The weight in f64, out x in.
+    fn weight(&self, name: LinearName) -> Result<Mat<f64>, PackError> {
+        let tensor = self.dense(name)?;
+        let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
+        Ok(Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j])))
+    }
+}

@@ -1,0 +1,48 @@
+use std::path::PathBuf;
+
+use super::calibration::ActivationError;
+use super::fit::FitError;
+use super::journal::JournalError;
+use super::output::OutputError;
+use super::plan::PlanError;
+use crate::device::DeviceError;
+use crate::model::on_device::ForwardError;
+use crate::model::text::TextError;
+use crate::model::{CheckpointError, DecoderError};
+
+/// Why a model was not packed.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    #[error("{0} exists already; choose another output folder or remove it")]
+    OutputExists(PathBuf),
+    #[error("{path}: the model is packed already ({tensor}.blr); pack the original instead")]
+    AlreadyPacked { path: PathBuf, tensor: String },
+    #[error("the recipe {0} fits to calibration text: name a file with --text")]
+    NoText(String),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Decoder(#[from] DecoderError),
+    #[error(transparent)]
+    Activation(#[from] ActivationError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Fit(#[from] FitError),
+    #[error(transparent)]
+    Forward(Box<ForwardError>),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+impl From<ForwardError> for PackError {
+    fn from(error: ForwardError) -> Self {
+        Self::Forward(Box::new(error))
+    }
+}
