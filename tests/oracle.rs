@@ -25,7 +25,7 @@ fn candle_logits(config: &Config, weights: HashMap<String, Tensor>, tokens: &[u3
         num_key_value_heads: config.kv_heads,
         use_flash_attn: false,
         rms_norm_eps: config.rms_eps,
-        rope_theta: config.rope_theta as f32,
+        rope_theta: config.rope.theta as f32,
         bos_token_id: None,
         eos_token_id: None,
         rope_scaling: None,

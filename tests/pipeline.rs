@@ -18,7 +18,7 @@ use lapidary::compress::tensor::Quality;
 use lapidary::compress::verify::verify;
 use lapidary::compress::{Encoder, PackError, PackParams, pack};
 use lapidary::model::text::Text;
-use lapidary::model::{Checkpoint, Config, Decoder, Linear, LinearName, NoCapture, Run};
+use lapidary::model::{Checkpoint, Config, Decoder, Family, Linear, LinearName, NoCapture, Run};
 use lapidary::ops::Dtype;
 use tiny::Weights;
 
@@ -99,6 +99,30 @@ fn assert_runs(output: &Path) {
     let decoder = Decoder::load(&Checkpoint::open(output).unwrap()).unwrap();
     let logits = decoder.forward(&[1, 2, 3, 4], Run::Windows { len: 4 }, &mut NoCapture).unwrap();
     assert!(logits.iter().all(|z| z.is_finite()));
+}
+
+#[test]
+fn every_family_is_packed_and_runs() {
+    for family in Family::ALL {
+        let mut model = Model::new(|_| {});
+        model.config = Config { vocab: 864, ..tiny::family(family) };
+        model.weights = tiny::weights(&model.config);
+        let packing = model.pack().unwrap();
+        assert_eq!(dense(&packing), Vec::<String>::new(), "{family:?}");
+        assert_runs(&model.output());
+        let (source, output) = (model.checkpoint(), Checkpoint::open(model.output()).unwrap());
+        assert_eq!(output.config(), source.config());
+        let [source, output] = [source, output].map(|checkpoint| Decoder::load(&checkpoint).unwrap());
+        for name in LinearName::ALL {
+            assert!(matches!(output.linear(2, name), Linear::Packed { .. }), "{family:?}, {name:?}");
+            let (old, new) = (source.block(2).bias(name), output.block(2).bias(name));
+            assert_eq!(old.is_some(), new.is_some(), "{family:?}, {name:?}");
+            // Kept in 16 bits.
+            for (old, new) in old.into_iter().flatten().zip(new.into_iter().flatten()) {
+                assert!((old - new).abs() <= old.abs() / 1000.0, "{family:?}, {name:?}: {old}, {new}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -291,7 +291,15 @@ impl Run<'_> {
         match (&self.encoder, &self.calibration) {
             (Encoder::Reference | Encoder::Batch(Device::Host), _) | (_, None) => Ok(None),
             (Encoder::Batch(device), Some(calibration)) => {
-                Ok(Some(DeviceCalibration::new(device, self.decoder.config(), calibration)?))
+                match DeviceCalibration::new(device, self.decoder.config(), calibration) {
+                    Ok(calibrator) => Ok(Some(calibrator)),
+                    Err(error) if error.is_unsupported() => {
+                        self.observer
+                            .event(Event::Warning(&format!("calibration runs on the host: {error}")));
+                        Ok(None)
+                    }
+                    Err(error) => Err(error.into()),
+                }
             }
         }
     }

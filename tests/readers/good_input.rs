@@ -100,7 +100,7 @@ fn a_gguf_file_gives_its_tensors_under_hugging_face_names() {
             }
             let config = checkpoint.config();
             assert_eq!((config.heads, config.kv_heads, config.head_dim, config.layers), (4, 2, 8, 2));
-            assert_eq!((config.rms_eps, config.rope_theta, config.tied), (1e-5, 100_000.0, true));
+            assert_eq!((config.rms_eps, config.rope.theta, config.tied), (1e-5, 100_000.0, true));
             assert_eq!((config.vocab as u64, config.bos, config.add_bos), (VOCAB, Some(0), true));
             assert_eq!(
                 Config::from_hf_json(&config.to_hf_json(Dtype::F16).to_string()).unwrap().hidden,

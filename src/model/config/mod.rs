@@ -1,5 +1,15 @@
-mod hf;
+//! What a model is: its family, sizes and constants.
 
+mod family;
+mod hf;
+mod hf_json;
+mod rope;
+
+use super::linear::LinearName;
+use crate::ops::attention::Mask;
+use crate::ops::rope::Frequencies;
+
+pub use family::{Family, Gate, Traits};
 pub(crate) use hf::TokenIds;
 
 /// The sizes and constants of a decoder, from config.json or from GGUF metadata.
@@ -22,8 +32,12 @@ pub struct Config {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub vocab: usize,
-    /// Base of the rotary embedding's frequencies, θ in `θ^(−2i/head_dim)`.
-    pub rope_theta: f64,
+    /// The frequencies of the rotary embedding, outside of layers that slide.
+    pub rope: Frequencies,
+    pub sliding: Option<Sliding>,
+    pub biases: Biases,
+    /// s in the factor `1/sqrt(s)` on attention scores, where it is not `head_dim`.
+    pub score_scalar: Option<f64>,
     /// ε of the root-mean-square norm, `x / sqrt(mean(x²) + ε)`.
     pub rms_eps: f64,
     /// The output head is the embedding.
@@ -37,28 +51,25 @@ pub struct Config {
     pub add_bos: bool,
 }
 
-/// Model families that the decoder knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    Llama,
+/// Layers that see only the last positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sliding {
+    /// Positions that a query sees, its own included.
+    pub window: usize,
+    /// Which layers slide, one entry a layer.
+    pub layers: Vec<bool>,
+    /// The frequencies of their rotary embedding.
+    pub rope: Frequencies,
 }
 
-impl Family {
-    pub const ALL: [Self; 1] = [Self::Llama];
-
-    /// `architectures[0]` in config.json.
-    pub const fn hf_architecture(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-        }
-    }
-
-    /// `model_type` in config.json and `general.architecture` in GGUF.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-        }
-    }
+/// Which linear layers have a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// q, k and v
+    pub qkv: bool,
+    pub o: bool,
+    /// gate, up and down
+    pub mlp: bool,
 }
 
 /// Why a configuration cannot be used. The caller adds the file.
@@ -95,6 +106,36 @@ impl Config {
         self.bos.filter(|_| self.add_bos)
     }
 
+    /// What a query of this layer sees.
+    pub fn mask(&self, layer: usize) -> Mask {
+        match &self.sliding {
+            Some(sliding) if sliding.layers[layer] => Mask::Sliding { window: sliding.window },
+            _ => Mask::Causal,
+        }
+    }
+
+    /// The frequencies of this layer's rotary embedding.
+    pub fn frequencies(&self, layer: usize) -> Frequencies {
+        match &self.sliding {
+            Some(sliding) if sliding.layers[layer] => sliding.rope,
+            _ => self.rope,
+        }
+    }
+
+    /// Whether this linear layer has a bias.
+    pub const fn has_bias(&self, name: LinearName) -> bool {
+        match name {
+            LinearName::Q | LinearName::K | LinearName::V => self.biases.qkv,
+            LinearName::O => self.biases.o,
+            LinearName::Gate | LinearName::Up | LinearName::Down => self.biases.mlp,
+        }
+    }
+
+    /// Asked before anything is made for each layer.
+    pub(crate) fn check_layers(layers: usize) -> Result<(), ConfigError> {
+        check_size("num_hidden_layers", layers, Self::MAX_LAYERS)
+    }
+
     /// hidden / heads, for files that do not state the size of a head.
     pub(crate) fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
         match hidden.checked_rem(heads) {
@@ -109,20 +150,19 @@ impl Config {
 
     /// The configuration itself, once its sizes are possible and agree.
     pub(crate) fn validate(self) -> Result<Self, ConfigError> {
+        Self::check_layers(self.layers)?;
         let sizes = [
-            ("hidden_size", self.hidden, Self::MAX_SIZE),
-            ("intermediate_size", self.intermediate, Self::MAX_SIZE),
-            ("num_hidden_layers", self.layers, Self::MAX_LAYERS),
-            ("num_attention_heads", self.heads, Self::MAX_SIZE),
-            ("num_key_value_heads", self.kv_heads, Self::MAX_SIZE),
-            ("head_dim", self.head_dim, Self::MAX_SIZE),
-            ("vocab_size", self.vocab, Self::MAX_SIZE),
-            ("max_position_embeddings", self.max_positions, Self::MAX_SIZE),
+            ("hidden_size", self.hidden),
+            ("intermediate_size", self.intermediate),
+            ("num_attention_heads", self.heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("vocab_size", self.vocab),
+            ("max_position_embeddings", self.max_positions),
+            ("sliding_window", self.sliding.as_ref().map_or(1, |sliding| sliding.window)),
         ];
-        for (key, size, most) in sizes {
-            if size == 0 || size > most {
-                return Err(ConfigError::invalid(key, size, format!("it must be between 1 and {most}")));
-            }
+        for (key, size) in sizes {
+            check_size(key, size, Self::MAX_SIZE)?;
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             let rule = format!("the {} query heads must be a multiple of it", self.heads);
@@ -132,7 +172,13 @@ impl Config {
             let rule = "it must be even, and heads times it at most 2^28";
             return Err(ConfigError::invalid("head_dim", self.head_dim, rule));
         }
-        for (key, value) in [("rope_theta", self.rope_theta), ("rms_norm_eps", self.rms_eps)] {
+        let reals = [
+            ("rope_theta", self.rope.theta),
+            ("rope_local_base_freq", self.sliding.as_ref().map_or(1.0, |sliding| sliding.rope.theta)),
+            ("query_pre_attn_scalar", self.score_scalar.unwrap_or(1.0)),
+            ("rms_norm_eps", self.rms_eps),
+        ];
+        for (key, value) in reals {
             if !(value.is_finite() && value > 0.0) {
                 return Err(ConfigError::invalid(key, value, "it must be positive and finite"));
             }
@@ -145,6 +191,13 @@ impl Config {
         }
         Ok(self)
     }
+}
+
+fn check_size(key: &str, size: usize, most: usize) -> Result<(), ConfigError> {
+    if (1..=most).contains(&size) {
+        return Ok(());
+    }
+    Err(ConfigError::invalid(key, size, format!("it must be between 1 and {most}")))
 }
 
 #[cfg(test)]
@@ -163,7 +216,7 @@ mod tests {
     fn absent_values_are_those_of_the_reference_implementation() {
         let config = Config::from_hf_json(SMALL).unwrap();
         assert_eq!((config.kv_heads, config.head_dim, config.max_positions), (4, 8, 2048));
-        assert_eq!((config.rope_theta, config.rms_eps, config.tied), (10_000.0, 1e-6, false));
+        assert_eq!((config.rope.theta, config.rms_eps, config.tied), (10_000.0, 1e-6, false));
         assert_eq!((config.bos, config.eos), (None, vec![]));
     }
 
