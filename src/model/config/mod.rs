@@ -225,6 +225,9 @@ mod tests {
         for extra in [
             r#""num_key_value_heads": 2, "rope_theta": 100000.0, "rms_norm_eps": 1e-05, "tie_word_embeddings": true"#,
             r#""bos_token_id": 1, "eos_token_id": [2, 3], "head_dim": 16, "rope_scaling": null"#,
+            r#""attention_bias": true, "rope_scaling": {"type": "linear", "factor": 2.0}"#,
+            r#""mlp_bias": true, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}"#,
             r#""eos_token_id": 7, "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}"#,
         ] {
             let config = small_with(extra).unwrap();
@@ -233,15 +236,78 @@ mod tests {
         }
     }
 
+    fn of(family: Family, extra: &str) -> Result<Config, ConfigError> {
+        let text = SMALL.replace("LlamaForCausalLM", family.hf_architecture());
+        Config::from_hf_json(&text.replacen('{', &format!("{{{extra},"), 1))
+    }
+
+    #[test]
+    fn windows_and_ropes_follow_each_familys_rules() {
+        let heads = r#""num_key_value_heads": 4"#;
+        let mistral = of(Family::Mistral, heads).unwrap();
+        assert_eq!((mistral.mask(1), mistral.max_positions), (Mask::Sliding { window: 4096 }, 131_072));
+        let without = of(Family::Mistral, &format!(r#"{heads}, "sliding_window": null"#)).unwrap();
+        assert_eq!(without.sliding, None);
+
+        let window = format!(r#"{heads}, "sliding_window": 16, "max_window_layers": 1"#);
+        assert_eq!(of(Family::Qwen2, &window).unwrap().sliding, None);
+        let qwen = of(Family::Qwen2, &format!(r#"{window}, "use_sliding_window": true"#)).unwrap();
+        assert_eq!([qwen.mask(0), qwen.mask(1)], [Mask::Causal, Mask::Sliding { window: 16 }]);
+        assert!(qwen.has_bias(LinearName::K) && !qwen.has_bias(LinearName::O));
+
+        // As older files have it, with a linear scaling of the layers that see everything.
+        let scaled = r#""rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 2"#;
+        let gemma =
+            of(Family::Gemma3, &format!(r#"{heads}, {scaled}, "rope_local_base_freq": 500"#)).unwrap();
+        assert_eq!([gemma.mask(0), gemma.mask(1)], [Mask::Sliding { window: 4096 }, Mask::Causal]);
+        assert_eq!(gemma.frequencies(0), Frequencies::unscaled(500.0));
+        let scaling = crate::ops::rope::Scaling::Linear { factor: 8.0 };
+        assert_eq!(gemma.frequencies(1), Frequencies { theta: 1e6, scaling });
+        assert_eq!((gemma.tied, gemma.head_dim, gemma.score_scalar), (true, 256, Some(256.0)));
+    }
+
+    #[test]
+    fn what_a_family_cannot_be_is_refused() {
+        let cases = [
+            (Family::Gemma3, r#""hidden_activation": "gelu""#, "a gemma3 model has gelu_pytorch_tanh"),
+            (Family::Gemma3, r#""layer_types": ["full_attention"]"#, "`layer_types` is of 1 layers"),
+            (Family::Gemma3, r#""layer_types": ["full_attention", "linear"]"#, "`layer_types` is linear"),
+            (Family::Gemma3, r#""sliding_window_pattern": 0"#, "`sliding_window_pattern` is 0"),
+            (Family::Gemma3, r#""query_pre_attn_scalar": 0"#, "`query_pre_attn_scalar` is 0"),
+            (Family::Gemma3, r#""use_bidirectional_attention": true"#, "only attention to earlier positions"),
+            (
+                Family::Gemma3,
+                r#""rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}"#,
+                "`rope_parameters.sliding_attention` is linear",
+            ),
+            (Family::Mistral, r#""num_key_value_heads": 4, "sliding_window": 0"#, "`sliding_window` is 0"),
+        ];
+        for (family, extra, expected) in cases {
+            let error = of(family, extra).unwrap_err().to_string();
+            assert!(error.contains(expected), "{extra}: {error}");
+        }
+    }
+
     #[test]
     fn what_the_decoder_would_compute_wrongly_is_refused() {
         let cases = [
-            (r#""rope_scaling": {"type": "linear", "factor": 2.0}"#, "`rope_scaling` is linear"),
+            (r#""rope_scaling": {"type": "yarn", "factor": 2.0}"#, "`rope_scaling` is yarn"),
             (r#""rope_scaling": {"factor": 2.0}"#, "without a kind"),
-            (r#""rope_parameters": {"rope_type": "llama3"}"#, "`rope_parameters` is llama3"),
-            (r#""attention_bias": true"#, "`attention_bias` is true"),
-            (r#""mlp_bias": true"#, "`mlp_bias` is true"),
+            (r#""rope_scaling": {"type": "linear"}"#, "`rope_scaling.factor` is missing"),
+            (r#""rope_scaling": {"type": "linear", "factor": -1}"#, "`rope_scaling.factor` is -1"),
+            (
+                r#""rope_parameters": {"rope_type": "llama3", "factor": 8}"#,
+                "`rope_parameters.low_freq_factor` is missing",
+            ),
+            (
+                r#""rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+                    "original_max_position_embeddings": 8192}"#,
+                "above the low_freq_factor 4",
+            ),
+            (r#""rope_parameters": {"rope_type": "dynamic"}"#, "`rope_parameters` is dynamic"),
+            (r#""partial_rotary_factor": 0.5"#, "`partial_rotary_factor` is 0.5"),
             (r#""hidden_act": "gelu""#, "`hidden_act` is gelu"),
+            (r#""final_logit_softcapping": 30.0"#, "soft caps are not supported"),
             (r#""num_key_value_heads": 3"#, "`num_key_value_heads` is 3"),
             (r#""num_key_value_heads": 0"#, "between 1 and"),
             (r#""head_dim": 7"#, "must be even"),
@@ -262,7 +328,7 @@ mod tests {
             (
                 "LlamaForCausalLM",
                 "MambaForCausalLM",
-                "is MambaForCausalLM, and this version reads only LlamaForCausalLM",
+                "is MambaForCausalLM, and this version reads only LlamaForCausalLM, MistralForCausalLM",
             ),
             (r#""hidden_size": 32,"#, "", "missing field `hidden_size`"),
             (

@@ -134,7 +134,7 @@ impl<'a> Metadata<'a> {
     /// Biases as the reference implementation has them: on q, k and v alone for Qwen2, on o too elsewhere.
     fn biases(&self) -> Biases {
         let has = |name: &str| self.gguf.tensors.contains_key(name);
-        let attention = has("blk.0.attn_q.bias");
+        let attention = has("blk.0.attn_q.bias") && has("blk.0.attn_output.bias");
         match self.family {
             Family::Qwen2 => Biases { qkv: true, ..Biases::default() },
             Family::Llama => Biases { qkv: attention, o: attention, mlp: has("blk.0.ffn_up.bias") },

@@ -1,12 +1,14 @@
 //! The GGUF container, versions 2 and 3 (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>).
 
 mod config;
+mod parts;
 mod rope;
 mod value;
 
 use std::collections::BTreeMap;
 
 pub(crate) use config::config;
+pub(crate) use parts::{file_name, open};
 pub use value::{Array, Value};
 
 use self::value::Cursor;
