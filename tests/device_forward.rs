@@ -178,7 +178,7 @@ fn a_model_without_room_is_refused_with_a_figure() {
         assert!(matches!(error, ForwardError::HeadDim { head_dim: 130 }), "{error}");
         for (family, feature) in [
             (Family::Gemma3, "norms behind attention and the gated unit"),
-            (Family::Mistral, "sliding windows: 64 positions are more than a window of 20"),
+            (Family::Mistral, "sliding windows, and 64 positions are more than a window of 20"),
         ] {
             let error = DeviceCalibration::new(&device, &tiny::family(family), &calibration).err().unwrap();
             assert!(error.is_unsupported() && error.to_string().contains(feature), "{error}");

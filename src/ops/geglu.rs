@@ -4,7 +4,7 @@ use rayon::prelude::*;
 use super::exp::exp;
 
 /// 2·sqrt(2/π), from `(1 + tanh(z))/2 = 1/(1 + e^-2z)` with `z = sqrt(2/π)·(g + 0.044715·g³)`.
-const LINEAR: f32 = 1.595_769_1;
+const LINEAR: f32 = 1.595_769;
 /// Hendrycks & Gimpel 2016, section 2.
 const CUBIC: f32 = 0.044_715;
 

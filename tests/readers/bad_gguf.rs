@@ -351,7 +351,8 @@ fn sentencepiece_vocabularies_that_lie() {
 #[test]
 fn parts_that_lie() {
     let first = "tiny-00001-of-00003.gguf";
-    let cases: &[(&str, fn(&mut Vec<(String, GgufFile)>), &str, &[&str])] = &[
+    type Case = (&'static str, fn(&mut Vec<(String, GgufFile)>), &'static str, &'static [&'static str]);
+    let cases: &[Case] = &[
         (
             "a missing part",
             |parts| drop(parts.remove(1)),

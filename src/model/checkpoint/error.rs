@@ -25,7 +25,7 @@ pub enum CheckpointError {
     #[error("{file}: {count} tensors belong to nothing that the {family} decoder computes: {names}")]
     UnknownTensors { file: PathBuf, family: &'static str, count: usize, names: String },
     #[error("{file}: {source}")]
-    Config { file: PathBuf, source: ConfigError },
+    Config { file: PathBuf, source: Box<ConfigError> },
     #[error("{file}: {source}")]
     Tokenizer { file: PathBuf, source: TokenizerError },
     #[error("there is no tensor `{tensor}` in {path}")]

@@ -90,8 +90,8 @@ impl Checkpoint {
         read: &dyn Fn(&str) -> io::Result<Bytes>,
     ) -> Result<Self, CheckpointError> {
         let (mut gguf, files) = gguf::open(path, read)?;
-        let config =
-            gguf::config(&gguf).map_err(|source| CheckpointError::Config { file: path.into(), source })?;
+        let config = gguf::config(&gguf)
+            .map_err(|source| CheckpointError::Config { file: path.into(), source: Box::new(source) })?;
         let tensors = select(&config, Naming::Gguf, path, std::mem::take(&mut gguf.tensors))?;
         Ok(Self {
             path: path.into(),

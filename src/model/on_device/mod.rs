@@ -31,8 +31,15 @@ pub enum ForwardError {
         "the heads have {head_dim} numbers, the decoder on a device takes at most {WIDEST_HEAD}; the host's takes any"
     )]
     HeadDim { head_dim: usize },
-    #[error("the decoder on a device lacks {feature}; the host's has it")]
-    Feature { feature: String },
+    #[error("the decoder on a device lacks norms behind attention and the gated unit; the host's has them")]
+    PostNorms,
+    #[error("the decoder on a device lacks gated units with GELU; the host's has them")]
+    Gelu,
+    #[error(
+        "the decoder on a device lacks sliding windows, and {positions} positions are more than a window of {window}; \
+         the host's has them"
+    )]
+    Window { positions: usize, window: usize },
     #[error(
         "{sequences} sequences of {positions} positions are more than the 2^24 places of a cache: use fewer or shorter ones"
     )]
@@ -49,25 +56,23 @@ pub enum ForwardError {
 impl ForwardError {
     /// Whether it is the model that a device does not take, as against too little memory or a device that fails.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Self::HeadDim { .. } | Self::Feature { .. })
+        matches!(self, Self::HeadDim { .. } | Self::PostNorms | Self::Gelu | Self::Window { .. })
     }
 }
 
 /// Whether the kernels take a model, with this many positions of a sequence.
 fn check(config: &Config, positions: usize) -> Result<(), ForwardError> {
-    if config.head_dim > WIDEST_HEAD {
-        return Err(ForwardError::HeadDim { head_dim: config.head_dim });
-    }
     let traits = config.family.traits();
-    let windows = config.sliding.as_ref().map_or(usize::MAX, |sliding| sliding.window);
-    let lacking = if traits.post_norms {
-        "norms behind attention and the gated unit".into()
+    let window = config.sliding.as_ref().map_or(usize::MAX, |sliding| sliding.window);
+    if config.head_dim > WIDEST_HEAD {
+        Err(ForwardError::HeadDim { head_dim: config.head_dim })
+    } else if traits.post_norms {
+        Err(ForwardError::PostNorms)
     } else if traits.gate != Gate::Silu {
-        "a gated unit with GELU".into()
-    } else if positions > windows {
-        format!("sliding windows: {positions} positions are more than a window of {windows}")
+        Err(ForwardError::Gelu)
+    } else if positions > window {
+        Err(ForwardError::Window { positions, window })
     } else {
-        return Ok(());
-    };
-    Err(ForwardError::Feature { feature: lacking })
+        Ok(())
+    }
 }
