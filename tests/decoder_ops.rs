@@ -9,7 +9,7 @@ use lapidary::ops::attention::Heads;
 use lapidary::ops::attention_batch::{Attention, CachedAttention, attention_batch, attention_cached};
 use lapidary::ops::non_finite::{NonFinite, non_finite};
 use lapidary::ops::rms_norm::{RmsNorm, rms_norm_batch};
-use lapidary::ops::rope::{Positions, Rope, Rotation, rope_batch};
+use lapidary::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
 use lapidary::ops::scatter::{Scatter, scatter};
 use lapidary::ops::splitmix::SplitMix64;
 use lapidary::ops::swiglu::{Swiglu, swiglu_batch};
@@ -124,7 +124,7 @@ fn rows_are_normed() {
 fn heads_are_turned_to_their_positions() {
     on_every_device(|sheet| {
         let (dim, most) = (6, 400);
-        let rotation = Rotation::new(dim, 10_000.0, 0..most);
+        let rotation = Rotation::new(dim, Frequencies::unscaled(10_000.0), 0..most);
         let turns = sheet.given(most, dim, rotation.numbers());
         let listed: Vec<f32> = (0..17).map(|i| ((i * 71) % most) as f32).collect();
         let at = sheet.given(1, 17, &listed).at;

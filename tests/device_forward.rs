@@ -15,7 +15,7 @@ use lapidary::device::{Device, DeviceError};
 use lapidary::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
 use lapidary::model::sample::SampleParams;
 use lapidary::model::text::Text;
-use lapidary::model::{Cache, Checkpoint, Config, Decoder, Linear, LinearName, Site, SplitMix64};
+use lapidary::model::{Cache, Checkpoint, Config, Decoder, Family, Linear, LinearName, Site, SplitMix64};
 
 fn devices() -> Vec<Device> {
     let mut devices = vec![Device::Host];
@@ -71,20 +71,23 @@ fn assert_stream(what: &str, found: &[f32], expected: &[f32]) {
 
 /// A dense block and then the same packed, on all devices.
 fn compare(checkpoint: &Checkpoint, params: CalibrationParams) {
-    let calibration = calibration(checkpoint, params);
+    compare_on(checkpoint, &calibration(checkpoint, params));
+}
+
+fn compare_on(checkpoint: &Checkpoint, calibration: &Calibration) {
     let mut decoder = Decoder::load(checkpoint).unwrap();
     let stream = decoder.embed(calibration.windows.tokens()).unwrap();
-    let expected = capture_grams(decoder.block(0), &calibration, &stream).unwrap();
+    let expected = capture_grams(decoder.block(0), calibration, &stream).unwrap();
     let mut dense = stream.clone();
-    advance(decoder.block(0), &calibration, &mut dense);
+    advance(decoder.block(0), calibration, &mut dense);
     let whole = decoder.clone();
     pack_block(&mut decoder, 0);
     let mut packed = stream.clone();
-    advance(decoder.block(0), &calibration, &mut packed);
+    advance(decoder.block(0), calibration, &mut packed);
     for device in devices() {
-        let mut run = DeviceCalibration::new(&device, checkpoint.config(), &calibration).unwrap();
+        let mut run = DeviceCalibration::new(&device, checkpoint.config(), calibration).unwrap();
         let name = device.name();
-        let grams = run.capture_grams(whole.block(0), &calibration, &stream).unwrap();
+        let grams = run.capture_grams(whole.block(0), calibration, &stream).unwrap();
         assert_grams(&name, &grams, &expected);
         for (what, block, expected) in
             [("dense", whole.block(0), &dense), ("packed", decoder.block(0), &packed)]
@@ -118,6 +121,24 @@ fn random_model(change: impl FnOnce(&Config, &mut tiny::Weights)) -> Checkpoint 
     let mut weights = tiny::weights(&config);
     change(&config, &mut weights);
     tiny::checkpoint(&config, &tiny::stored(&weights))
+}
+
+/// The families with random weights that a device takes, in windows of at most 20 positions.
+fn families() -> impl Iterator<Item = (Family, Checkpoint)> {
+    [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3].into_iter().map(|family| {
+        let config = Config { vocab: 864, ..tiny::family(family) };
+        (family, tiny::checkpoint(&config, &tiny::stored(&tiny::weights(&config))))
+    })
+}
+
+#[test]
+fn biases_and_norms_of_heads_are_the_hosts() {
+    let params = CalibrationParams { window: 20, fit_tokens: Some(400), heldout_tokens: Some(100) };
+    let calibration = calibration(&embedded(), params);
+    for (family, checkpoint) in families() {
+        println!("{family:?}");
+        compare_on(&checkpoint, &calibration);
+    }
 }
 
 #[test]
@@ -155,14 +176,28 @@ fn a_model_without_room_is_refused_with_a_figure() {
         let wide = Config { head_dim: 130, ..tiny::config(true) };
         let error = DeviceCalibration::new(&device, &wide, &calibration).err().unwrap();
         assert!(matches!(error, ForwardError::HeadDim { head_dim: 130 }), "{error}");
+        for (family, feature) in [
+            (Family::Gemma3, "norms behind attention and the gated unit"),
+            (Family::Mistral, "sliding windows, and 64 positions are more than a window of 20"),
+        ] {
+            let error = DeviceCalibration::new(&device, &tiny::family(family), &calibration).err().unwrap();
+            assert!(error.is_unsupported() && error.to_string().contains(feature), "{error}");
+        }
     }
 }
 
 #[test]
 fn logits_with_caches_are_the_hosts() {
+    for (_, checkpoint) in families() {
+        check_cached_logits(&checkpoint);
+    }
+    check_cached_logits(&embedded());
+}
+
+fn check_cached_logits(checkpoint: &Checkpoint) {
     /// Largest difference of a logit, relative to the largest logit.
     const TOLERANCE: f32 = 1e-3;
-    let mut decoder = Decoder::load(&embedded()).unwrap();
+    let mut decoder = Decoder::load(checkpoint).unwrap();
     pack_block(&mut decoder, 1);
     let vocab = decoder.config().vocab;
     let tokens = |s: usize, p: usize| ((s * 131 + p * 17 + 5) % vocab) as u32;

@@ -1,4 +1,4 @@
-//! The decoder against candle's Llama on the CPU, over the same weights in f32.
+//! The decoder against candle's Llama and Gemma 3 on the CPU, over the same weights in f32; block formats against candle's.
 
 mod common;
 #[path = "common/tiny.rs"]
@@ -6,9 +6,11 @@ mod tiny;
 
 use std::collections::HashMap;
 
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use candle_transformers::models::llama;
-use lapidary::model::{Cache, Capture, Checkpoint, Config, Decoder, NoCapture, Run, Site};
+use candle_transformers::models::{gemma3, llama};
+use lapidary::model::{Cache, Capture, Checkpoint, Config, Decoder, NoCapture, Run, Site, SplitMix64};
+use lapidary::ops::dtype::{Dtype, dequantise};
 
 /// Largest difference of a logit: both sides compute in f32, in different orders, over up to 30 blocks.
 const TOLERANCE: f32 = 1e-3;
@@ -25,7 +27,7 @@ fn candle_logits(config: &Config, weights: HashMap<String, Tensor>, tokens: &[u3
         num_key_value_heads: config.kv_heads,
         use_flash_attn: false,
         rms_norm_eps: config.rms_eps,
-        rope_theta: config.rope_theta as f32,
+        rope_theta: config.rope.theta as f32,
         bos_token_id: None,
         eos_token_id: None,
         rope_scaling: None,
@@ -102,6 +104,91 @@ fn smollm2_has_candles_logits() {
         let worst = largest_difference(&ours, &theirs);
         println!("largest difference of {} logits: {worst:e}", ours.len());
         assert!(worst <= TOLERANCE, "largest difference {worst:e}");
+    }
+}
+
+#[test]
+fn gemma3_has_candles_logits() {
+    let Some(path) = common::gemma3() else { return };
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let config = checkpoint.config();
+    let sliding = config.sliding.as_ref().unwrap();
+    assert_eq!(
+        (sliding.window, sliding.layers[..6].to_vec()),
+        (512, vec![true, true, true, true, true, false])
+    );
+    let weights: HashMap<String, Tensor> = (checkpoint.names())
+        .map(|name| {
+            let tensor = checkpoint.tensor(name).unwrap();
+            (name.to_owned(), to_candle(&tensor.shape, tensor.to_f32()))
+        })
+        .collect();
+    let gemma_config = gemma3::Config {
+        attention_bias: false,
+        head_dim: config.head_dim,
+        hidden_activation: candle_nn::Activation::GeluPytorchTanh,
+        hidden_size: config.hidden,
+        intermediate_size: config.intermediate,
+        num_attention_heads: config.heads,
+        num_hidden_layers: config.layers,
+        num_key_value_heads: config.kv_heads,
+        rms_norm_eps: config.rms_eps,
+        rope_theta: config.rope.theta,
+        rope_local_base_freq: sliding.rope.theta,
+        vocab_size: config.vocab,
+        final_logit_softcapping: None,
+        attn_logit_softcapping: None,
+        query_pre_attn_scalar: config.score_scalar.unwrap() as usize,
+        sliding_window: sliding.window,
+        sliding_window_pattern: 6,
+        max_position_embeddings: 128,
+    };
+    let device = Device::Cpu;
+    let builder = candle_nn::VarBuilder::from_tensors(weights, DType::F32, &device);
+    let mut model = gemma3::Model::new(false, &gemma_config, builder).unwrap();
+    // The start token and "The capital of France is", then every 4,099th token of the vocabulary.
+    let mut tokens = vec![2, 818, 5279, 529, 7001, 563];
+    tokens.extend((0..26).map(|k| 4099 * (k + 1) % config.vocab as u32));
+    let mut step = |(position, token): (usize, &u32)| {
+        let input = Tensor::new(&[[*token]], &device).unwrap();
+        model.forward(&input, position).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    let theirs: Vec<Vec<f32>> = tokens.iter().enumerate().map(&mut step).collect();
+    let decoder = Decoder::load(&checkpoint).unwrap();
+    let largest = theirs.iter().flatten().fold(0f32, |most, z| most.max(z.abs()));
+    for ours in our_logits(&decoder, &tokens, &[1, 3, 20]) {
+        let worst = largest_difference(&ours, &theirs);
+        println!("largest difference of {} logits up to {largest}: {worst:e}", ours.len());
+        assert!(worst <= TOLERANCE, "largest difference {worst:e}");
+    }
+}
+
+#[test]
+fn block_formats_hold_what_candle_reads() {
+    let formats = [
+        (Dtype::Q4_0, GgmlDType::Q4_0),
+        (Dtype::Q4_1, GgmlDType::Q4_1),
+        (Dtype::Q5_0, GgmlDType::Q5_0),
+        (Dtype::Q5_1, GgmlDType::Q5_1),
+        (Dtype::Q8_0, GgmlDType::Q8_0),
+        (Dtype::Q2K, GgmlDType::Q2K),
+        (Dtype::Q3K, GgmlDType::Q3K),
+        (Dtype::Q4K, GgmlDType::Q4K),
+        (Dtype::Q5K, GgmlDType::Q5K),
+        (Dtype::Q6K, GgmlDType::Q6K),
+    ];
+    let mut random = SplitMix64::new(3);
+    for (dtype, theirs) in formats {
+        let count = 64 * dtype.block_len();
+        let numbers: Vec<f32> = (0..count).map(|_| (random.uniform() * 2.0 - 1.0) as f32).collect();
+        let tensor = Tensor::from_vec(numbers, count, &Device::Cpu).unwrap();
+        let quantised = QTensor::quantize(&tensor, theirs).unwrap();
+        let expected: Vec<f32> = quantised.dequantize(&Device::Cpu).unwrap().to_vec1().unwrap();
+        let mut found = vec![f32::NAN; count];
+        dequantise(dtype, &quantised.data().unwrap(), &mut found);
+        for (k, (a, b)) in found.iter().zip(&expected).enumerate() {
+            assert!((a - b).abs() <= 1e-6 * b.abs().max(1e-3), "{dtype}, number {k}: {a}, {b}");
+        }
     }
 }
 

@@ -17,8 +17,32 @@ use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{PathChoice, Recipe};
 use lapidary::compress::{Encoder, PackError, PackParams, pack};
 use lapidary::model::text::Text;
-use lapidary::model::{Checkpoint, Decoder, Linear, LinearName};
+use lapidary::model::{Checkpoint, Config, Decoder, Family, Linear, LinearName};
 use model::{Model, assert_runs, dense, quality};
+
+#[test]
+fn every_family_is_packed_and_runs() {
+    for family in Family::ALL {
+        let mut model = Model::new(|_| {});
+        model.config = Config { vocab: 864, ..tiny::family(family) };
+        model.weights = tiny::weights(&model.config);
+        let packing = model.pack().unwrap();
+        assert_eq!(dense(&packing), Vec::<String>::new(), "{family:?}");
+        assert_runs(&model.output());
+        let (source, output) = (model.checkpoint(), Checkpoint::open(model.output()).unwrap());
+        assert_eq!(output.config(), source.config());
+        let [source, output] = [source, output].map(|checkpoint| Decoder::load(&checkpoint).unwrap());
+        for name in LinearName::ALL {
+            assert!(matches!(output.linear(2, name), Linear::Packed { .. }), "{family:?}, {name:?}");
+            let (old, new) = (source.block(2).bias(name), output.block(2).bias(name));
+            assert_eq!(old.is_some(), new.is_some(), "{family:?}, {name:?}");
+            // Kept in 16 bits.
+            for (old, new) in old.into_iter().flatten().zip(new.into_iter().flatten()) {
+                assert!((old - new).abs() <= old.abs() / 1000.0, "{family:?}, {name:?}: {old}, {new}");
+            }
+        }
+    }
+}
 
 #[test]
 fn widths_that_are_no_multiple_of_8_are_padded_in_the_payload_alone() {
@@ -169,6 +193,24 @@ fn too_few_calibration_tokens_are_warned_about() {
     pack(&model.checkpoint(), params, &warnings).unwrap();
     let warnings = warnings.0.into_inner().unwrap();
     assert!(matches!(warnings.as_slice(), [one] if one.contains("give at least 88")), "{warnings:?}");
+}
+
+#[test]
+fn what_a_devices_decoder_lacks_is_calibrated_on_the_host() {
+    for device in common::devices().into_iter().skip(1) {
+        let mut model = Model::new(|_| ());
+        model.config = Config { vocab: 864, layers: 1, ..tiny::family(Family::Gemma3) };
+        model.config.sliding = None;
+        model.weights = tiny::weights(&model.config);
+        let warnings = Warnings(Mutex::default());
+        let mut params = model.params(Recipe::nvg());
+        params.encoder = Encoder::Batch(device);
+        pack(&model.checkpoint(), params, &warnings).unwrap();
+        let warnings = warnings.0.into_inner().unwrap();
+        let expected = "calibration runs on the host: the decoder on a device lacks norms behind attention";
+        assert!(matches!(warnings.as_slice(), [one] if one.contains(expected)), "{warnings:?}");
+        assert_runs(&model.output());
+    }
 }
 
 #[test]

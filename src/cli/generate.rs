@@ -98,7 +98,7 @@ fn continue_text(
     let began = Instant::now();
     let mut logits = decoder.next_logits(prompt, &mut cache).into_diagnostic()?;
     let prefill_rate = prompt.len() as f64 / began.elapsed().as_secs_f64();
-    let mut stream = tokenizer.stream();
+    let mut stream = tokenizer.stream_after(prompt);
     let (began, mut written) = (Instant::now(), 0);
     let full = most < max_tokens;
     let mut ended = if full { "the context is full" } else { "the limit is reached (-n)" };

@@ -52,7 +52,14 @@ impl<'a> Stream<'a> {
         };
         let on_device = match encoder {
             Encoder::Reference | Encoder::Batch(Device::Host) => None,
-            Encoder::Batch(device) => Some(DeviceCalibration::new(device, config, &calibration)?),
+            Encoder::Batch(device) => match DeviceCalibration::new(device, config, &calibration) {
+                Ok(on_device) => Some(on_device),
+                Err(error) if error.is_unsupported() => {
+                    observer.event(Event::Warning(&format!("calibration runs on the host: {error}")));
+                    None
+                }
+                Err(error) => return Err(error.into()),
+            },
         };
         let hidden = Arc::new(hidden);
         Ok(Self { calibration, hidden, at, on_device, journal, writing: None, observer })

@@ -1,24 +1,27 @@
 use super::cache::LayerCache;
 use super::capture::Capture;
 use super::linear::{Linear, LinearName, Site};
-use super::{Config, DecoderError};
-use crate::ops::attention::{Heads, attention};
+use super::{Config, DecoderError, Gate};
+use crate::ops::attention::{Heads, Mask, attention};
+use crate::ops::geglu::geglu;
 use crate::ops::rms_norm::rms_norm;
-use crate::ops::rope::Rotation;
+use crate::ops::rope::{Frequencies, Rotation};
 use crate::ops::swiglu::swiglu;
 
-/// One decoder block: `x += o(attention(q, k, v))`, then `x += down(silu(gate) ∘ up)`, each behind its norm
-/// (Touvron et al. 2023, section 2.2).
+/// One decoder block: `x += o(attention(q, k, v))`, then `x += down(act(gate) ∘ up)`, each behind its norm
+/// (Touvron et al. 2023, section 2.2), and with what the family adds: [`Traits`](super::Traits).
 #[derive(Clone, Debug)]
 pub struct Block {
     layer: usize,
     heads: Heads,
-    rope_theta: f64,
+    pub(super) mask: Mask,
+    pub(super) frequencies: Frequencies,
     rms_eps: f64,
-    pub(super) attention_norm: Vec<f32>,
-    pub(super) mlp_norm: Vec<f32>,
-    /// In the order of [`LinearName::ALL`].
+    gate: Gate,
+    pub(super) norms: Norms,
+    /// In the order of [`LinearName::ALL`], as `biases`.
     linears: [Linear; 7],
+    pub(super) biases: [Option<Vec<f32>>; 7],
 }
 
 /// Which positions the rows of an input are, and what they may look back to.
@@ -29,19 +32,39 @@ pub enum Context<'a> {
     Cache(&'a mut LayerCache),
 }
 
+/// The norms of a block, as factors: with the family's offset, and for q with the factor that scores lack.
+#[derive(Clone, Debug)]
+pub(super) struct Norms {
+    pub attention: Vec<f32>,
+    pub mlp: Vec<f32>,
+    pub after_attention: Option<Vec<f32>>,
+    pub after_mlp: Option<Vec<f32>>,
+    /// Of each head of q and k.
+    pub q: Option<Vec<f32>>,
+    pub k: Option<Vec<f32>>,
+}
+
 /// The parts of a block, as they come from a checkpoint.
 pub(super) struct BlockParts {
-    pub attention_norm: Vec<f32>,
-    pub mlp_norm: Vec<f32>,
+    pub norms: Norms,
     pub linears: [Linear; 7],
+    pub biases: [Option<Vec<f32>>; 7],
 }
 
 impl Block {
     pub(super) fn new(config: &Config, layer: usize, parts: BlockParts) -> Self {
-        let BlockParts { attention_norm, mlp_norm, linears } = parts;
-        let heads = heads(config);
-        let (rope_theta, rms_eps) = (config.rope_theta, config.rms_eps);
-        Self { layer, heads, rope_theta, rms_eps, attention_norm, mlp_norm, linears }
+        let BlockParts { norms, linears, biases } = parts;
+        Self {
+            layer,
+            heads: heads(config),
+            mask: config.mask(layer),
+            frequencies: config.frequencies(layer),
+            rms_eps: config.rms_eps,
+            gate: config.family.traits().gate,
+            norms,
+            linears,
+            biases,
+        }
     }
 
     /// Which block of the model it is, from 0.
@@ -53,7 +76,12 @@ impl Block {
         &self.linears[name as usize]
     }
 
-    /// Puts another layer of the same shape in the place of `name`.
+    /// What a linear layer adds to its products, where it has a bias.
+    pub fn bias(&self, name: LinearName) -> Option<&[f32]> {
+        self.biases[name as usize].as_deref()
+    }
+
+    /// Puts another linear map of the same shape in the place of `name`; the layer keeps its bias.
     pub fn set_linear(&mut self, name: LinearName, linear: Linear) -> Result<(), DecoderError> {
         let old = self.linear(name);
         let (needed, found) =
@@ -73,54 +101,82 @@ impl Block {
     /// # Panics
     /// When `x` is not whole rows, or not whole windows.
     pub fn forward(&self, x: &mut [f32], context: Context<'_>, hooks: &mut dyn Capture) {
-        let hidden = self.attention_norm.len();
+        let hidden = self.norms.attention.len();
         assert!(x.len().is_multiple_of(hidden), "whole rows of {hidden}");
         let mut normed = vec![0.0; x.len()];
-        rms_norm(x, &self.attention_norm, self.rms_eps, &mut normed);
+        rms_norm(x, &self.norms.attention, self.rms_eps, &mut normed);
         hooks.linear_input(self.layer, Site::Attention, &normed, hidden);
         let mixed = self.attend(&normed, context);
         hooks.linear_input(self.layer, Site::Output, &mixed, self.heads.width());
-        self.linear(LinearName::O).forward(&mixed, &mut normed);
-        add(x, &normed);
+        let delta = self.product(LinearName::O, &mixed);
+        add(x, &self.after(delta, &self.norms.after_attention));
 
-        rms_norm(x, &self.mlp_norm, self.rms_eps, &mut normed);
+        rms_norm(x, &self.norms.mlp, self.rms_eps, &mut normed);
         hooks.linear_input(self.layer, Site::Mlp, &normed, hidden);
-        let mut gate = self.linear(LinearName::Gate).apply(&normed);
-        let up = self.linear(LinearName::Up).apply(&normed);
-        swiglu(&mut gate, &up);
+        let mut gate = self.product(LinearName::Gate, &normed);
+        let up = self.product(LinearName::Up, &normed);
+        match self.gate {
+            Gate::Silu => swiglu(&mut gate, &up),
+            Gate::GeluTanh => geglu(&mut gate, &up),
+        }
         hooks.linear_input(self.layer, Site::Down, &gate, self.linear(LinearName::Down).in_features());
-        self.linear(LinearName::Down).forward(&gate, &mut normed);
-        add(x, &normed);
+        let delta = self.product(LinearName::Down, &gate);
+        add(x, &self.after(delta, &self.norms.after_mlp));
         hooks.block_output(self.layer, x, hidden);
+    }
+
+    /// A linear layer: `X·Wᵀ`, and its bias.
+    fn product(&self, name: LinearName, x: &[f32]) -> Vec<f32> {
+        let mut y = self.linear(name).apply(x);
+        if let Some(bias) = self.bias(name) {
+            y.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+        }
+        y
+    }
+
+    /// What a branch adds to the residual stream: through its norm, where there is one.
+    fn after(&self, delta: Vec<f32>, norm: &Option<Vec<f32>>) -> Vec<f32> {
+        match norm {
+            Some(weight) => self.normed(&delta, weight),
+            None => delta,
+        }
+    }
+
+    fn normed(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
+        let mut y = vec![0.0; x.len()];
+        rms_norm(x, weight, self.rms_eps, &mut y);
+        y
     }
 
     /// The heads' outputs for normalised inputs.
     fn attend(&self, normed: &[f32], context: Context<'_>) -> Vec<f32> {
         let (width, kv_width) = (self.heads.width(), self.heads.kv_width());
-        let [mut q, mut k, v] =
-            [LinearName::Q, LinearName::K, LinearName::V].map(|name| self.linear(name).apply(normed));
+        // Rows of q and k are whole heads, so the norm of a head is a norm of narrower rows.
+        let mut q = self.after(self.product(LinearName::Q, normed), &self.norms.q);
+        let mut k = self.after(self.product(LinearName::K, normed), &self.norms.k);
+        let v = self.product(LinearName::V, normed);
         let mut out = vec![0.0; q.len()];
         match context {
             Context::Windows { len } => {
                 assert!(q.len().is_multiple_of(len * width), "whole windows of {len}");
-                let rotation = Rotation::new(self.heads.head_dim, self.rope_theta, 0..len);
+                let rotation = Rotation::new(self.heads.head_dim, self.frequencies, 0..len);
                 let queries = q.chunks_exact_mut(len * width).zip(out.chunks_exact_mut(len * width));
                 let keys = k.chunks_exact_mut(len * kv_width).zip(v.chunks_exact(len * kv_width));
                 for ((q, out), (k, v)) in queries.zip(keys) {
                     rotation.apply(q, width);
                     rotation.apply(k, kv_width);
-                    attention(self.heads, q, k, v, out);
+                    attention(self.heads, self.mask, q, k, v, out);
                 }
             }
             Context::Cache(cache) => {
                 let start = cache.keys.len() / kv_width;
-                let rotation =
-                    Rotation::new(self.heads.head_dim, self.rope_theta, start..start + q.len() / width);
+                let positions = start..start + q.len() / width;
+                let rotation = Rotation::new(self.heads.head_dim, self.frequencies, positions);
                 rotation.apply(&mut q, width);
                 rotation.apply(&mut k, kv_width);
                 cache.keys.extend(k);
                 cache.values.extend(v);
-                attention(self.heads, &q, &cache.keys, &cache.values, &mut out);
+                attention(self.heads, self.mask, &q, &cache.keys, &cache.values, &mut out);
             }
         }
         out

@@ -1,4 +1,6 @@
-use super::block::{Block, BlockParts, Context};
+use half::{bf16, f16};
+
+use super::block::{Block, BlockParts, Context, Norms};
 use super::cache::Cache;
 use super::capture::{Capture, first_non_finite};
 use super::linear::{Linear, LinearName};
@@ -7,7 +9,7 @@ use crate::blr::{Payload, PayloadError};
 use crate::ops::Dtype;
 use crate::ops::rms_norm::rms_norm;
 
-/// A Llama decoder: embedding, blocks, final norm, output head (Touvron et al. 2023).
+/// A decoder of any [`Family`](super::Family): embedding, blocks, final norm, output head (Touvron et al. 2023).
 ///
 /// Weights stay where the checkpoint has them and are decoded as they are read. Blocks run one by one, and their linear
 /// layers can be replaced, so a half-packed model runs as it will be stored.
@@ -15,6 +17,8 @@ use crate::ops::rms_norm::rms_norm;
 pub struct Decoder {
     config: Config,
     embedding: Tensor,
+    /// What embeddings are multiplied by on their way into the stream.
+    embedding_scale: f32,
     blocks: Vec<Block>,
     pub(super) norm: Vec<f32>,
     pub(super) head: Linear,
@@ -75,9 +79,10 @@ impl Decoder {
             true => embedding.clone(),
             false => reader.matrix("lm_head.weight", [config.vocab, config.hidden])?,
         };
-        let norm = reader.vector("model.norm.weight")?;
+        let norm = reader.norm("model.norm.weight", config.hidden)?;
         let blocks = (0..config.layers).map(|layer| reader.block(layer)).collect::<Result<_, _>>()?;
-        Ok(Self { embedding, blocks, norm, head: Linear::Dense(head), config })
+        let embedding_scale = embedding_scale(&config, embedding.dtype);
+        Ok(Self { embedding, embedding_scale, blocks, norm, head: Linear::Dense(head), config })
     }
 
     pub fn config(&self) -> &Config {
@@ -107,6 +112,9 @@ impl Decoder {
                 return Err(DecoderError::Token { id: *id, position, vocab });
             }
             self.embedding.read_row(row, x);
+            if self.embedding_scale != 1.0 {
+                x.iter_mut().for_each(|x| *x *= self.embedding_scale);
+            }
         }
         Ok(x)
     }
@@ -209,16 +217,15 @@ impl Reader<'_> {
         Ok(tensor)
     }
 
-    /// The finite weights of a norm.
-    fn vector(&self, name: &str) -> Result<Vec<f32>, DecoderError> {
+    /// The finite numbers of a vector.
+    fn vector(&self, name: &str, len: usize, kind: &'static str) -> Result<Vec<f32>, DecoderError> {
         let tensor = self.checkpoint.tensor(name)?;
-        if tensor.shape != [self.config.hidden] {
-            let needed = vec![self.config.hidden];
-            return Err(DecoderError::Shape { tensor: name.into(), found: tensor.shape, needed });
+        if tensor.shape != [len] {
+            let (tensor, found) = (name.into(), tensor.shape);
+            return Err(DecoderError::Shape { tensor, found, needed: vec![len] });
         }
         if tensor.dtype == Dtype::U8 {
-            let needed = "a norm is stored as numbers";
-            return Err(DecoderError::Dtype { tensor: name.into(), dtype: tensor.dtype, needed });
+            return Err(DecoderError::Dtype { tensor: name.into(), dtype: tensor.dtype, needed: kind });
         }
         let values = tensor.to_f32();
         match values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
@@ -227,13 +234,55 @@ impl Reader<'_> {
         }
     }
 
+    /// The factors of a norm.
+    fn norm(&self, name: &str, len: usize) -> Result<Vec<f32>, DecoderError> {
+        let mut weights = self.vector(name, len, "a norm is stored as numbers")?;
+        let offset = self.config.family.traits().norm_offset;
+        weights.iter_mut().for_each(|weight| *weight += offset);
+        Ok(weights)
+    }
+
+    fn norms(&self, layer: usize) -> Result<Norms, DecoderError> {
+        let (traits, hidden, head_dim) =
+            (self.config.family.traits(), self.config.hidden, self.config.head_dim);
+        let norm = |name: &str, len| self.norm(&format!("model.layers.{layer}.{name}.weight"), len);
+        let only = |wanted: bool, name: &str, len| wanted.then(|| norm(name, len)).transpose();
+        let (mlp, after_attention) = match traits.post_norms {
+            false => (norm("post_attention_layernorm", hidden)?, None),
+            true => {
+                let after = norm("post_attention_layernorm", hidden)?;
+                (norm("pre_feedforward_layernorm", hidden)?, Some(after))
+            }
+        };
+        let mut q = only(traits.qk_norms, "self_attn.q_norm", head_dim)?;
+        if let (Some(q), Some(scalar)) = (&mut q, self.config.score_scalar) {
+            // Attention divides by sqrt(head_dim); turning q does not change its length.
+            let factor = (head_dim as f64 / scalar).sqrt() as f32;
+            q.iter_mut().for_each(|weight| *weight *= factor);
+        }
+        Ok(Norms {
+            attention: norm("input_layernorm", hidden)?,
+            mlp,
+            after_attention,
+            after_mlp: only(traits.post_norms, "post_feedforward_layernorm", hidden)?,
+            q,
+            k: only(traits.qk_norms, "self_attn.k_norm", head_dim)?,
+        })
+    }
+
     fn block(&self, layer: usize) -> Result<Block, DecoderError> {
-        let prefix = format!("model.layers.{layer}");
-        let attention_norm = self.vector(&format!("{prefix}.input_layernorm.weight"))?;
-        let mlp_norm = self.vector(&format!("{prefix}.post_attention_layernorm.weight"))?;
         let [q, k, v, o, gate, up, down] = LinearName::ALL.map(|name| self.linear(layer, name));
         let linears = [q?, k?, v?, o?, gate?, up?, down?];
-        Ok(Block::new(self.config, layer, BlockParts { attention_norm, mlp_norm, linears }))
+        let [q, k, v, o, gate, up, down] = LinearName::ALL.map(|name| self.bias(layer, name));
+        let biases = [q?, k?, v?, o?, gate?, up?, down?];
+        Ok(Block::new(self.config, layer, BlockParts { norms: self.norms(layer)?, linears, biases }))
+    }
+
+    fn bias(&self, layer: usize, name: LinearName) -> Result<Option<Vec<f32>>, DecoderError> {
+        let [out_features, _] = name.shape(self.config);
+        let bias = format!("{}.bias", name.prefix(layer));
+        let wanted = self.config.has_bias(name);
+        wanted.then(|| self.vector(&bias, out_features, "a bias is stored as numbers")).transpose()
     }
 
     fn linear(&self, layer: usize, name: LinearName) -> Result<Linear, DecoderError> {
@@ -262,5 +311,16 @@ impl Reader<'_> {
             });
         }
         Ok(Linear::Packed { payload, in_features })
+    }
+}
+
+/// sqrt(hidden) for families that scale embeddings, 1 for others; the reference multiplies in the type of the weights.
+fn embedding_scale(config: &Config, stored: Dtype) -> f32 {
+    let scale = (config.hidden as f64).sqrt() as f32;
+    match (config.family.traits().scaled_embedding, stored) {
+        (false, _) => 1.0,
+        (true, Dtype::Bf16) => bf16::from_f32(scale).to_f32(),
+        (true, Dtype::F16) => f16::from_f32(scale).to_f32(),
+        (true, _) => scale,
     }
 }

@@ -9,7 +9,8 @@ use crate::ops::matmul::matmul_streamed;
 /// Up to this many activations are multiplied one by one; more go through GEMM.
 const FEW: usize = 4;
 
-/// A linear layer, the one place where the decoder meets a stored weight: `y = x·Wᵀ`, without a bias.
+/// A linear map, the one place where the decoder meets a stored weight: `y = x·Wᵀ`. A layer's bias stays in its block,
+/// whatever takes the place of the weight.
 #[derive(Clone, Debug)]
 pub enum Linear {
     /// A stored matrix of any number format, `out x in`.

@@ -18,7 +18,7 @@ pub use block::{Block, Context};
 pub use cache::{Cache, LayerCache};
 pub use capture::{Capture, NoCapture, first_non_finite};
 pub use checkpoint::{Checkpoint, CheckpointError};
-pub use config::{Config, ConfigError, Family};
+pub use config::{Biases, Config, ConfigError, Family, Gate, Sliding, Traits};
 pub use decoder::{Decoder, DecoderError, Run};
 pub use linear::{Linear, LinearName, Site};
 pub use sample::{SampleError, SampleParams, Sampler};

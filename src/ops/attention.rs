@@ -42,8 +42,27 @@ impl Heads {
     }
 }
 
-/// Causal grouped-query attention: `o_t = Σ_{s<=t} softmax_s(q_t·k_s / sqrt(d)) v_s`, head by head
-/// (Ainslie et al. 2023). The queries are the last T of the S positions.
+/// Which positions a query sees, none of them later than its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// All of them.
+    Causal,
+    /// The last `window`, its own included (Beltagy et al. 2020).
+    Sliding { window: usize },
+}
+
+impl Mask {
+    /// The first key that a query sees which is the last of `seen`.
+    fn first(self, seen: usize) -> usize {
+        match self {
+            Self::Causal => 0,
+            Self::Sliding { window } => seen.saturating_sub(window),
+        }
+    }
+}
+
+/// Causal grouped-query attention: `o_t = Σ_s softmax_s(q_t·k_s / sqrt(d)) v_s` over the s <= t that `mask` shows, head
+/// by head (Ainslie et al. 2023). The queries are the last T of the S positions.
 ///
 /// | symbol | argument | shape |
 /// |---|---|---|
@@ -53,7 +72,7 @@ impl Heads {
 ///
 /// # Panics
 /// When slices are not whole rows, or there are more queries than keys.
-pub fn attention(heads: Heads, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) {
+pub fn attention(heads: Heads, mask: Mask, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) {
     let count = q.len() / heads.width();
     let keys = k.len() / heads.kv_width();
     assert_eq!((q.len(), out.len()), (count * heads.width(), q.len()), "whole rows of queries");
@@ -63,8 +82,9 @@ pub fn attention(heads: Heads, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32])
         for (t, (q, out)) in
             q.chunks_exact(heads.width()).zip(out.chunks_exact_mut(heads.width())).enumerate()
         {
-            let seen = (keys - count + t + 1) * heads.kv_width();
-            one_query(heads, q, &k[..seen], &v[..seen], out);
+            let seen = keys - count + t + 1;
+            let rows = mask.first(seen) * heads.kv_width()..seen * heads.kv_width();
+            one_query(heads, q, &k[rows.clone()], &v[rows], out);
         }
         return;
     }
@@ -72,8 +92,11 @@ pub fn attention(heads: Heads, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32])
     let tasks = out.par_chunks_mut(rows).zip(q.par_chunks(rows)).enumerate().with_max_len(1);
     tasks.for_each_init(Vec::new, |scores, (task, (out, q))| {
         let seen = keys - count + task * QUERIES + 1;
+        // Keys that no query of the tile sees are left out.
+        let first = mask.first(seen);
+        let (k, v) = (&k[first * heads.kv_width()..], &v[first * heads.kv_width()..]);
         for head in 0..heads.heads {
-            query_tile(heads, head, Tile { q, k, v, out, seen }, scores);
+            query_tile(heads, head, Tile { q, k, v, out, seen: seen - first, mask }, scores);
         }
     });
 }
@@ -83,8 +106,9 @@ struct Tile<'a> {
     k: &'a [f32],
     v: &'a [f32],
     out: &'a mut [f32],
-    /// Keys that the first query sees; each later one sees one more.
+    /// Keys up to the first query's position; each later query has one more.
     seen: usize,
+    mask: Mask,
 }
 
 /// One head over a tile of queries: scores, softmax, values; two GEMMs.
@@ -97,7 +121,7 @@ fn query_tile(heads: Heads, head: usize, tile: Tile<'_>, scores: &mut Vec<f32>) 
     let v = head_columns(tile.v, keys, heads.kv_width(), kv, heads.head_dim);
     scores.resize(count * keys, 0.0);
     gemm(rows_mut(scores, count, keys), Accum::Replace, q, k.transpose(), heads.scale(), Par::Seq);
-    pulp::Arch::new().dispatch(CausalSoftmax { scores, keys, seen: tile.seen });
+    pulp::Arch::new().dispatch(MaskedSoftmax { scores, keys, seen: tile.seen, mask: tile.mask });
     let scores = MatRef::from_row_major_slice(scores, count, keys);
     let mut out = rows_mut(tile.out, count, heads.width());
     let columns = out.as_mut().subcols_mut(head * heads.head_dim, heads.head_dim);
@@ -125,21 +149,24 @@ fn one_query(heads: Heads, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) {
     );
 }
 
-/// Softmax of every row over the keys it sees, 0 beyond; the first row sees `seen` keys.
+/// Softmax of every row over the keys it sees, 0 elsewhere; the first row is at the last of `seen` keys.
 /// A struct and not a closure, as [`OneHead`], so that the loops are surely compiled for the CPU's vectors.
-struct CausalSoftmax<'a> {
+struct MaskedSoftmax<'a> {
     scores: &'a mut [f32],
     keys: usize,
     seen: usize,
+    mask: Mask,
 }
 
-impl WithSimd for CausalSoftmax<'_> {
+impl WithSimd for MaskedSoftmax<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         for (t, row) in self.scores.chunks_exact_mut(self.keys).enumerate() {
             let (row, future) = row.split_at_mut(self.seen + t);
+            let (past, row) = row.split_at_mut(self.mask.first(self.seen + t));
+            past.fill(0.0);
             softmax(row);
             future.fill(0.0);
         }
@@ -220,7 +247,7 @@ mod tests {
         (0..count).map(|k| (((k + seed) * 7919) % 1013) as f32 / 506.0 - 1.0).collect()
     }
 
-    fn exact(heads: Heads, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f64> {
+    fn exact(heads: Heads, mask: Mask, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f64> {
         let (dim, width, kv_width) = (heads.head_dim, heads.width(), heads.kv_width());
         let (count, keys) = (q.len() / width, k.len() / kv_width);
         let mut out = Vec::new();
@@ -231,8 +258,19 @@ mod tests {
                     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
                 };
                 let q = &q[t * width + head * dim..][..dim];
-                let weights: Vec<f64> = (0..=keys - count + t)
-                    .map(|s| (product(q, &k[s * kv_width + kv..][..dim]) / (dim as f64).sqrt()).exp())
+                let at = keys - count + t;
+                let shown = |s: usize| match mask {
+                    Mask::Causal => true,
+                    Mask::Sliding { window } => at - s < window,
+                };
+                let weights: Vec<f64> = (0..=at)
+                    .map(|s| {
+                        if !shown(s) {
+                            0.0
+                        } else {
+                            (product(q, &k[s * kv_width + kv..][..dim]) / (dim as f64).sqrt()).exp()
+                        }
+                    })
                     .collect();
                 let total: f64 = weights.iter().sum();
                 out.extend((0..dim).map(|j| {
@@ -247,16 +285,20 @@ mod tests {
     #[test]
     fn attention_equals_its_formula() {
         let cases = [(1, 1, 4, 2), (1, 150, 4, 2), (3, 9, 3, 1), (130, 130, 4, 2), (70, 150, 2, 2)];
-        for (count, keys, heads, kv_heads) in cases {
+        let masks = [1, 5, 64, 100, 1000].map(|window| Mask::Sliding { window });
+        let cases = cases
+            .into_iter()
+            .flat_map(|case| std::iter::once(Mask::Causal).chain(masks).map(move |mask| (case, mask)));
+        for ((count, keys, heads, kv_heads), mask) in cases {
             let heads = Heads { heads, kv_heads, head_dim: 16 };
             let q = numbers(count * heads.width(), 1);
             let (k, v) = (numbers(keys * heads.kv_width(), 2), numbers(keys * heads.kv_width(), 3));
             let mut out = vec![f32::NAN; q.len()];
-            attention(heads, &q, &k, &v, &mut out);
-            for (o, exact) in out.iter().zip(exact(heads, &q, &k, &v)) {
+            attention(heads, mask, &q, &k, &v, &mut out);
+            for (o, exact) in out.iter().zip(exact(heads, mask, &q, &k, &v)) {
                 assert!(
                     (f64::from(*o) - exact).abs() <= TOLERANCE,
-                    "{count} of {keys}, {heads:?}: {o}, {exact}"
+                    "{count} of {keys}, {heads:?}, {mask:?}: {o}, {exact}"
                 );
             }
         }

@@ -1,6 +1,6 @@
 use rayon::prelude::*;
 
-use super::attention::{Heads, attention};
+use super::attention::{Heads, Mask, attention};
 use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
 
 /// The widest head that the kernels take; the host takes any.
@@ -113,7 +113,14 @@ fn on_host(memory: Memory, heads: Heads, item: &Attention) {
     // SAFETY: q, k and v are read only; the result is written by this item alone.
     unsafe {
         let out = memory.row_mut(View::vector(item.out.at, item.out.len()), 0);
-        attention(heads, whole(memory, item.q), whole(memory, item.k), whole(memory, item.v), out);
+        attention(
+            heads,
+            Mask::Causal,
+            whole(memory, item.q),
+            whole(memory, item.k),
+            whole(memory, item.v),
+            out,
+        );
     }
 }
 
@@ -128,7 +135,7 @@ fn cached_on_host(memory: Memory, heads: Heads, item: &CachedAttention) {
                 whole(memory, rows)
             };
             let (q, out) = (memory.row(item.q, sequence), memory.row_mut(item.out, sequence));
-            attention(heads, q, seen(item.keys), seen(item.values), out);
+            attention(heads, Mask::Causal, q, seen(item.keys), seen(item.values), out);
         }
     });
 }

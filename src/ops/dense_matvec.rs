@@ -119,10 +119,14 @@ mod tests {
 
     #[test]
     fn every_dtype_equals_the_product_with_its_decoded_rows() {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4_1] {
+        let small = [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4_1, Dtype::Q5_0, Dtype::Q5_1];
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().chain(small) {
             for cols in [32, 64, 288, 576].into_iter().chain((dtype.block_len() == 1).then_some(77)) {
                 check(dtype, cols);
             }
+        }
+        for dtype in [Dtype::Q2K, Dtype::Q3K, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K] {
+            [256, 768].into_iter().for_each(|cols| check(dtype, cols));
         }
     }
 
@@ -140,7 +144,7 @@ mod tests {
                 (0..rows * cols).flat_map(|_| half::bf16::from_f32(next()).to_le_bytes()).collect()
             }
             Dtype::F16 => (0..rows * cols).flat_map(|_| f16::from_f32(next()).to_le_bytes()).collect(),
-            _ => blocks(dtype, rows * cols / 32, &mut next),
+            _ => blocks(dtype, rows * cols / dtype.block_len(), &mut next),
         };
         let x: Vec<f32> = (0..cols).map(|_| next()).collect();
         let mut y = vec![f32::NAN; rows];
@@ -158,11 +162,21 @@ mod tests {
     }
 
     fn blocks(dtype: Dtype, count: usize, next: &mut impl FnMut() -> f32) -> Vec<u8> {
-        let scales = if dtype == Dtype::Q4_1 { 2 } else { 1 };
+        // Where each format has its halves; all other bytes may be anything.
+        let halves: &[usize] = match dtype {
+            Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
+            Dtype::Q2K => &[80, 82],
+            Dtype::Q3K => &[108],
+            Dtype::Q6K => &[208],
+            _ => &[0],
+        };
         let mut bytes = Vec::new();
         for _ in 0..count {
-            (0..scales).for_each(|_| bytes.extend(f16::from_f32(next()).to_le_bytes()));
-            (2 * scales..dtype.block_bytes()).for_each(|_| bytes.push((next() * 127.0) as i8 as u8));
+            let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| (next() * 127.0) as i8 as u8).collect();
+            for at in halves {
+                block[*at..at + 2].copy_from_slice(&f16::from_f32(next()).to_le_bytes());
+            }
+            bytes.extend(block);
         }
         bytes
     }

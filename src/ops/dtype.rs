@@ -1,14 +1,19 @@
 use half::bf16;
 
-/// How the numbers of a stored tensor are laid out. Block formats pack 32 numbers of one row together.
+use super::dtype_k::{q2_k, q3_k, q4_k, q5_k, q6_k};
+
+/// How the numbers of a stored tensor are laid out. Block formats pack 32 or 256 numbers of one row together.
 ///
 /// | format | block | bytes | value |
 /// |---|---|---|---|
 /// | `Q8_0` | 32 | 34 | f16 scale d, i8 q: `d·q` |
 /// | `Q4_0` | 32 | 18 | f16 d, 4-bit q: `d·(q − 8)` |
 /// | `Q4_1` | 32 | 20 | f16 d, f16 minimum m, 4-bit q: `d·q + m` |
+/// | `Q5_0` | 32 | 22 | f16 d, 32 fifth bits, 4 low bits of q: `d·(q − 16)` |
+/// | `Q5_1` | 32 | 24 | f16 d, f16 minimum m, 32 fifth bits, 4 low bits of q: `d·q + m` |
+/// | `Q2_K` ... `Q6_K` | 256 | 84, 110, 144, 176, 210 | groups of 16 or 32 with scales of their own: [`dtype_k`](super::dtype_k) |
 ///
-/// In the 4-bit formats byte k holds number k in its low half and number k + 16 in its high half
+/// In the 4- and 5-bit formats byte k holds number k in its low half and number k + 16 in its high half
 /// (ggml's block layouts, <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -18,6 +23,13 @@ pub enum Dtype {
     Q8_0,
     Q4_0,
     Q4_1,
+    Q5_0,
+    Q5_1,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
     /// Raw bytes: a packed payload, never a weight.
     U8,
 }
@@ -27,7 +39,8 @@ impl Dtype {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 | Self::U8 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
 
@@ -40,6 +53,13 @@ impl Dtype {
             Self::Q8_0 => 34,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
         }
     }
 
@@ -59,6 +79,13 @@ impl Dtype {
             Self::Q8_0 => "Q8_0",
             Self::Q4_0 => "Q4_0",
             Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
             Self::U8 => "U8",
         }
     }
@@ -96,12 +123,24 @@ pub fn dequantise(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
         Dtype::Q8_0 => blocks::<34>(bytes, out, |block, q| q.copy_from_slice(&block[2..]), |d, _| (d, 0.0)),
         Dtype::Q4_0 => blocks::<18>(bytes, out, |block, q| nibbles(&block[2..], 8, q), |d, _| (d, 0.0)),
         Dtype::Q4_1 => blocks::<20>(bytes, out, |block, q| nibbles(&block[4..], 0, q), |d, m| (d, m)),
+        Dtype::Q5_0 => {
+            blocks::<22>(bytes, out, |block, q| five_bits(&block[6..], &block[2..6], 16, q), |d, _| (d, 0.0))
+        }
+        Dtype::Q5_1 => {
+            blocks::<24>(bytes, out, |block, q| five_bits(&block[8..], &block[4..8], 0, q), |d, m| (d, m));
+        }
+        Dtype::Q2K => large_blocks::<84>(bytes, out, q2_k),
+        Dtype::Q3K => large_blocks::<110>(bytes, out, q3_k),
+        Dtype::Q4K => large_blocks::<144>(bytes, out, q4_k),
+        Dtype::Q5K => large_blocks::<176>(bytes, out, q5_k),
+        Dtype::Q6K => large_blocks::<210>(bytes, out, q6_k),
         Dtype::U8 => panic!("U8 holds packed bytes, not numbers"),
     }
 }
 
+/// The f16 at byte `at` of a block.
 #[inline(always)]
-fn f16_at(block: &[u8], at: usize) -> f32 {
+pub(super) fn f16_at(block: &[u8], at: usize) -> f32 {
     f16_value(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
@@ -160,6 +199,29 @@ fn nibbles(packed: &[u8], offset: u8, q: &mut [u8; 32]) {
     }
 }
 
+/// The 5-bit numbers of a block, less `offset`: the fifth bit of number k is bit k of `fifth`.
+#[inline(always)]
+fn five_bits(packed: &[u8], fifth: &[u8], offset: u8, q: &mut [u8; 32]) {
+    nibbles(packed, 0, q);
+    for (q, fifth) in q.as_chunks_mut::<8>().0.iter_mut().zip(fifth) {
+        for (k, q) in q.iter_mut().enumerate() {
+            *q = (*q | (fifth >> k & 1) << 4).wrapping_sub(offset);
+        }
+    }
+}
+
+/// Decodes blocks of 256 numbers one by one.
+#[inline(always)]
+fn large_blocks<const BYTES: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    decode: impl Fn(&[u8; BYTES], &mut [f32; 256]),
+) {
+    for (block, out) in bytes.as_chunks::<BYTES>().0.iter().zip(out.as_chunks_mut::<256>().0) {
+        decode(block, out);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use half::f16;
@@ -174,10 +236,25 @@ mod tests {
         let low_then_high = |value: fn(f32) -> f32| -> Vec<f32> {
             (0..16).map(|k| value(k as f32)).chain((0..16).map(|k| value(15.0 - k as f32))).collect()
         };
+        // The fifth bits are set for even numbers of the low half and odd ones of the high half.
+        let with_fifth_bits = |value: fn(f32) -> f32| -> Vec<f32> {
+            let low = (0..16).map(|k| value((k + 16 * ((k + 1) % 2)) as f32));
+            low.chain((0..16).map(|k| value((15 - k + 16 * (k % 2)) as f32))).collect()
+        };
         let q8: Vec<u8> = (0..32).map(|k| (k as i8 - 16) as u8).collect();
         let cases = [
             (Dtype::Q4_0, [&d[..], &quants].concat(), low_then_high(|q| 0.5 * (q - 8.0))),
             (Dtype::Q4_1, [&d[..], &m, &quants].concat(), low_then_high(|q| 0.5 * q - 3.0)),
+            (
+                Dtype::Q5_0,
+                [&d[..], &0xAAAA_5555u32.to_le_bytes(), &quants].concat(),
+                with_fifth_bits(|q| 0.5 * (q - 16.0)),
+            ),
+            (
+                Dtype::Q5_1,
+                [&d[..], &m, &0xAAAA_5555u32.to_le_bytes(), &quants].concat(),
+                with_fifth_bits(|q| 0.5 * q - 3.0),
+            ),
             (Dtype::Q8_0, [&d[..], &q8].concat(), (0..32).map(|k| 0.5 * (k as f32 - 16.0)).collect()),
         ];
         for (dtype, bytes, expected) in cases {

@@ -8,15 +8,67 @@ pub const PAIRS: usize = 2048;
 
 pub(super) static ROPE: Program = program!("rope", "rope", 256, [("PAIRS", PAIRS as u32)]);
 
+/// The frequencies of a rotary embedding, in radians a position: `f_i = θ^(-2i/d)` for i below d/2, then scaled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Frequencies {
+    /// θ
+    pub theta: f64,
+    pub scaling: Scaling,
+}
+
+/// How frequencies are stretched for contexts longer than those of the first training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    Unscaled,
+    /// `f/factor` (Chen et al. 2023).
+    Linear {
+        factor: f64,
+    },
+    /// Slow frequencies are divided, fast ones kept, those between blended (Llama 3.1). With `t = original·f/2π`, the
+    /// turns within the original context, and `s = (t − low)/(high − low)` cut to 0..1: `(s + (1 − s)/factor)·f`.
+    Llama3 {
+        factor: f64,
+        low: f64,
+        high: f64,
+        original: f64,
+    },
+}
+
+impl Frequencies {
+    pub const fn unscaled(theta: f64) -> Self {
+        Self { theta, scaling: Scaling::Unscaled }
+    }
+
+    /// The d/2 frequencies of heads of d numbers.
+    pub fn values(self, head_dim: usize) -> Vec<f64> {
+        let plain = |i: usize| self.theta.powf(-2.0 * i as f64 / head_dim as f64);
+        (0..head_dim / 2).map(|i| self.scaling.apply(plain(i))).collect()
+    }
+}
+
+impl Scaling {
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            Self::Unscaled => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low, high, original } => {
+                let turns = original * frequency / std::f64::consts::TAU;
+                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                (kept + (1.0 - kept) / factor) * frequency
+            }
+        }
+    }
+}
+
 /// Cosines and sines of rotary position embeddings for a run of positions.
 ///
-/// Position p turns the pair `(x_i, x_{i + d/2})` of every head by the angle `p·θ^(-2i/d)`: Hugging Face's half-split order
+/// Position p turns the pair `(x_i, x_{i + d/2})` of every head by the angle `p·f_i`: Hugging Face's half-split order
 /// of Su et al. 2021, eq. 34. Angles are computed in f64.
 ///
 /// | symbol | argument | meaning |
 /// |---|---|---|
 /// | d | `head_dim` | numbers in a head, even |
-/// | θ | `theta` | base of the frequencies |
+/// | f | `frequencies` | [`Frequencies`] |
 pub struct Rotation {
     half: usize,
     /// Per position, d/2 pairs of cosine and sine.
@@ -24,10 +76,9 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    pub fn new(head_dim: usize, theta: f64, positions: std::ops::Range<usize>) -> Self {
+    pub fn new(head_dim: usize, frequencies: Frequencies, positions: std::ops::Range<usize>) -> Self {
         let half = head_dim / 2;
-        let frequencies: Vec<f64> =
-            (0..half).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+        let frequencies = frequencies.values(head_dim);
         let turn = |position: usize| {
             frequencies.iter().map(move |f| {
                 let (sin, cos) = (position as f64 * f).sin_cos();
@@ -123,13 +174,36 @@ fn on_host(memory: Memory, item: &Rope) {
 mod tests {
     use super::*;
 
+    const PLAIN: Frequencies = Frequencies::unscaled(10_000.0);
+
+    #[test]
+    fn scaled_frequencies_follow_their_formulas() {
+        let plain = Frequencies::unscaled(500_000.0).values(64);
+        let linear = Frequencies { theta: 500_000.0, scaling: Scaling::Linear { factor: 8.0 } }.values(64);
+        assert!(plain.iter().zip(&linear).all(|(plain, linear)| *linear == plain / 8.0));
+        let scaling = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let scaled = Frequencies { theta: 500_000.0, scaling }.values(64);
+        for (plain, scaled) in plain.iter().zip(&scaled) {
+            // As the reference has it, by wavelengths.
+            let wavelength = std::f64::consts::TAU / plain;
+            let smooth = (8192.0 / wavelength - 1.0) / (4.0 - 1.0);
+            let expected = match wavelength {
+                long if long > 8192.0 => plain / 8.0,
+                short if short < 2048.0 => *plain,
+                _ => (1.0 - smooth) * plain / 8.0 + smooth * plain,
+            };
+            assert!((scaled / expected - 1.0).abs() < 1e-12, "{plain}: {scaled}, {expected}");
+        }
+        assert!(scaled[0] == plain[0] && scaled[31] == plain[31] / 8.0);
+    }
+
     #[test]
     fn products_depend_on_the_distance_only() {
         let (q, k) = ([0.3f32, -1.2, 0.7, 0.4], [1.1f32, 0.2, -0.5, 0.9]);
         let product = |at_q: usize, at_k: usize| -> f32 {
             let (mut q, mut k) = (q, k);
-            Rotation::new(4, 10_000.0, at_q..at_q + 1).apply(&mut q, 4);
-            Rotation::new(4, 10_000.0, at_k..at_k + 1).apply(&mut k, 4);
+            Rotation::new(4, PLAIN, at_q..at_q + 1).apply(&mut q, 4);
+            Rotation::new(4, PLAIN, at_k..at_k + 1).apply(&mut k, 4);
             q.iter().zip(k).map(|(q, k)| q * k).sum()
         };
         assert!((product(9, 4) - product(105, 100)).abs() < 1e-5);
@@ -140,7 +214,7 @@ mod tests {
     fn a_quarter_turn_by_hand() {
         // d = 2: the one frequency is 1; position 0 leaves x alone, and position 1 turns it by one radian.
         let mut x = [1.0f32, 0.0, 1.0, 0.0];
-        Rotation::new(2, 10_000.0, 0..2).apply(&mut x, 2);
+        Rotation::new(2, PLAIN, 0..2).apply(&mut x, 2);
         assert_eq!(x, [1.0, 0.0, 1f32.cos(), 1f32.sin()]);
     }
 }

@@ -14,14 +14,20 @@ pub fn data(file: &str) -> Option<PathBuf> {
 
 /// SmolLM2-135M-Instruct as a Q4_1 GGUF: `LAPIDARY_SMOLLM2`, or the cache folder. Required as `smollm2`.
 pub fn smollm2() -> Option<PathBuf> {
-    let path = std::env::var_os("LAPIDARY_SMOLLM2").map_or_else(
-        || {
-            let home = std::env::var_os("HOME").unwrap_or_default();
-            Path::new(&home).join(".cache/lapidary/SmolLM2-135M-Instruct.Q4_1.gguf")
-        },
-        PathBuf::from,
-    );
-    found(path, "smollm2")
+    model("LAPIDARY_SMOLLM2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")
+}
+
+/// Gemma 3 270M as a Q4_K_M GGUF: `LAPIDARY_GEMMA3`, or the cache folder. Required as `gemma3`.
+pub fn gemma3() -> Option<PathBuf> {
+    model("LAPIDARY_GEMMA3", "gemma-3-270m-q4_k_m.gguf", "gemma3")
+}
+
+fn model(variable: &str, file: &str, name: &str) -> Option<PathBuf> {
+    let cached = || {
+        let home = std::env::var_os("HOME").unwrap_or_default();
+        Path::new(&home).join(".cache/lapidary").join(file)
+    };
+    found(std::env::var_os(variable).map_or_else(cached, PathBuf::from), name)
 }
 
 fn found(path: PathBuf, name: &str) -> Option<PathBuf> {

@@ -9,11 +9,28 @@ use half::f16;
 use lapidary::blr::Payload;
 use lapidary::blr::payload::PathParts;
 use lapidary::device::Bytes;
-use lapidary::model::{Checkpoint, Config, Family, LinearName, SplitMix64};
+use lapidary::model::{Biases, Checkpoint, Config, Family, LinearName, Sliding, SplitMix64};
 use lapidary::ops::Dtype;
+use lapidary::ops::rope::Frequencies;
 
 /// Tensors by Hugging Face name: shape and row-major numbers.
 pub type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// The same sizes in another family, with every feature that it may have.
+pub fn family(family: Family) -> Config {
+    let plain = config(true);
+    let rope = plain.rope;
+    let slides = |window, rope| Some(Sliding { window, layers: vec![true, false, true], rope });
+    let (sliding, biases) = match family {
+        Family::Llama => (None, Biases { qkv: true, o: true, mlp: true }),
+        Family::Mistral => (slides(20, rope), Biases::default()),
+        Family::Qwen2 => (None, Biases { qkv: true, ..Biases::default() }),
+        Family::Qwen3 => (None, Biases { qkv: true, o: true, mlp: false }),
+        Family::Gemma3 => (slides(20, Frequencies::unscaled(500.0)), Biases::default()),
+    };
+    let score_scalar = (family == Family::Gemma3).then_some(12.0);
+    Config { family, head_dim: 10, sliding, biases, score_scalar, ..plain }
+}
 
 /// Grouped-query attention, sizes that are no powers of two.
 pub fn config(tied: bool) -> Config {
@@ -26,7 +43,10 @@ pub fn config(tied: bool) -> Config {
         kv_heads: 2,
         head_dim: 8,
         vocab: 101,
-        rope_theta: 10_000.0,
+        rope: Frequencies::unscaled(10_000.0),
+        sliding: None,
+        biases: Biases::default(),
+        score_scalar: None,
         rms_eps: 1e-5,
         tied,
         max_positions: 256,
@@ -49,14 +69,28 @@ pub fn weights(config: &Config) -> Weights {
     if !config.tied {
         add("lm_head.weight".into(), vec![config.vocab, config.hidden], 0.0, 1.0);
     }
-    add("model.norm.weight".into(), vec![config.hidden], 1.0, 0.3);
+    let traits = config.family.traits();
+    let centre = 1.0 - f64::from(traits.norm_offset);
+    add("model.norm.weight".into(), vec![config.hidden], centre, 0.3);
     for layer in 0..config.layers {
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            add(format!("model.layers.{layer}.{norm}.weight"), vec![config.hidden], 1.0, 0.3);
+        let mut norms = vec![("input_layernorm", config.hidden), ("post_attention_layernorm", config.hidden)];
+        if traits.post_norms {
+            norms.push(("pre_feedforward_layernorm", config.hidden));
+            norms.push(("post_feedforward_layernorm", config.hidden));
+        }
+        if traits.qk_norms {
+            norms.push(("self_attn.q_norm", config.head_dim));
+            norms.push(("self_attn.k_norm", config.head_dim));
+        }
+        for (norm, len) in norms {
+            add(format!("model.layers.{layer}.{norm}.weight"), vec![len], centre, 0.3);
         }
         for name in LinearName::ALL {
             let shape = name.shape(config).to_vec();
             let spread = 2.0 / (shape[1] as f64).sqrt();
+            if config.has_bias(name) {
+                add(format!("{}.bias", name.prefix(layer)), vec![shape[0]], 0.0, 0.5);
+            }
             add(format!("{}.weight", name.prefix(layer)), shape, 0.0, spread);
         }
     }

@@ -1,6 +1,6 @@
 //! Hugging Face folders that lie, one lie each, and what the error must say.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::bad_input::{check, error};
 use crate::fixtures::{Files, HfModel, SafeTensor, safetensors, with_header};
@@ -165,6 +165,23 @@ fn indices_that_lie() {
         files.insert("model.safetensors.index.json".into(), text.into_bytes());
         check_folder(case, &files, &[expected]);
     }
+    // An index that forgets a whole shard, and a shard with a type that no other has.
+    let mut files = HfModel { shards: 2, ..HfModel::tiny() }.write();
+    let index: Value = serde_json::from_slice(&files["model.safetensors.index.json"]).unwrap();
+    let mut map = index["weight_map"].as_object().unwrap().clone();
+    map.retain(|_, shard| shard != "model-1.safetensors");
+    let index = json!({"weight_map": map}).to_string();
+    files.insert("model.safetensors.index.json".into(), index.into_bytes());
+    check_folder(
+        "a forgotten shard",
+        &files,
+        &["10 tensors that a llama model needs are missing: model.norm"],
+    );
+    let mut model = HfModel { shards: 2, ..HfModel::tiny() };
+    model.tensor("model.norm.weight").dtype = "I32";
+    let expected =
+        ["model-1.safetensors: tensor `model.norm.weight` is stored as I32", "reads F32, F16, BF16"];
+    check_folder("a shard of another type", &model.write(), &expected);
     let mut files = HfModel { shards: 2, ..HfModel::tiny() }.write();
     files.insert("model-1.safetensors".into(), safetensors(&[]));
     check_folder("an emptied shard", &files, &["is not in model-1.safetensors"]);

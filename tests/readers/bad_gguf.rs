@@ -1,7 +1,7 @@
 //! GGUF files that lie, one lie each, and what the error must say.
 
 use crate::bad_input::{check, error};
-use crate::fixtures::{GgufFile, Meta};
+use crate::fixtures::{GgufFile, GgufTensor, Meta, Rng};
 
 type GgufCase = (&'static str, fn(&mut GgufFile), &'static [&'static str]);
 
@@ -127,8 +127,13 @@ fn gguf_tensors_that_lie() {
         ),
         (
             "a type to come",
+            |f| f.tensor("blk.0.ffn_up.weight").kind = 23,
+            &["`blk.0.ffn_up.weight`", "IQ4_XS", "Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K"],
+        ),
+        (
+            "an eighth of a block",
             |f| f.tensor("blk.0.ffn_up.weight").kind = 14,
-            &["`blk.0.ffn_up.weight`", "Q6_K", "F32, F16, BF16, Q8_0, Q4_0 and Q4_1"],
+            &["`blk.0.ffn_up.weight`", "rows of 32 numbers are not whole Q6_K blocks of 256"],
         ),
         (
             "no such type",
@@ -213,11 +218,63 @@ fn gguf_metadata_that_the_decoder_or_the_tokenizer_cannot_use() {
         ("experts", |f| f.set("llama.expert_count", Meta::U32(8)), &["experts are not supported"]),
         ("partial rope", |f| f.set("llama.rope.dimension_count", Meta::U32(4)), &["must be 8", "whole head"]),
         (
-            "SPM",
-            |f| f.set("tokenizer.ggml.model", Meta::Text("llama".into())),
-            &["of the kind llama", "gpt2"],
+            "soft caps",
+            |f| f.set("llama.attn_logit_softcapping", Meta::F32(50.0)),
+            &["`llama.attn_logit_softcapping` is 50", "soft caps are not supported"],
         ),
-        ("split", |f| f.set("tokenizer.ggml.pre", Meta::Text("qwen2".into())), &["qwen2", "smollm, gpt-2"]),
+        (
+            "a negative factor",
+            |f| f.set("llama.rope.scaling.factor", Meta::F32(-2.0)),
+            &["`llama.rope.scaling.factor` is -2", "positive and finite"],
+        ),
+        (
+            "factors of no known model",
+            |f| {
+                let factors = GgufTensor::random("rope_freqs.weight", &[4], 0, &mut Rng(8));
+                f.tensors.push(factors);
+            },
+            &["`rope_freqs.weight`", "Llama 3.1 or 3.2"],
+        ),
+        (
+            "biases of some layers",
+            |f| {
+                for name in ["blk.0.attn_q.bias", "blk.0.attn_output.bias"] {
+                    f.tensors.push(GgufTensor::random(name, &[32], 0, &mut Rng(8)));
+                }
+            },
+            &["6 tensors that a llama model needs are missing", "blk.0.attn_k.bias, blk.0.attn_v.bias"],
+        ),
+        (
+            "a bias of one layer",
+            |f| f.tensors.push(GgufTensor::random("blk.0.attn_q.bias", &[32], 0, &mut Rng(8))),
+            &["1 tensors belong to nothing", "blk.0.attn_q.bias"],
+        ),
+        (
+            "no norms of heads",
+            |f| {
+                f.metadata.iter_mut().for_each(|(key, _)| *key = key.replace("llama.", "qwen3."));
+                f.set("general.architecture", Meta::Text("qwen3".into()));
+            },
+            &[
+                "4 tensors that a qwen3 model needs are missing",
+                "blk.0.attn_q_norm.weight, blk.0.attn_k_norm.weight",
+            ],
+        ),
+        (
+            "WordPiece",
+            |f| f.set("tokenizer.ggml.model", Meta::Text("bert".into())),
+            &["of the kind bert", "gpt2"],
+        ),
+        (
+            "SentencePiece without scores",
+            |f| f.set("tokenizer.ggml.model", Meta::Text("llama".into())),
+            &["`tokenizer.ggml.scores` is missing"],
+        ),
+        (
+            "split",
+            |f| f.set("tokenizer.ggml.pre", Meta::Text("tekken".into())),
+            &["tekken", "smollm, gpt-2, llama-bpe"],
+        ),
         (
             "no tokens",
             |f| f.metadata.retain(|(key, _)| key != "tokenizer.ggml.tokens"),
@@ -249,6 +306,112 @@ fn gguf_metadata_that_the_decoder_or_the_tokenizer_cannot_use() {
             &["ids reach 13", "only 12 rows"],
         ),
     ]);
+}
+
+#[test]
+fn sentencepiece_vocabularies_that_lie() {
+    let cases: &[GgufCase] = &[
+        (
+            "scores",
+            |f| f.set("tokenizer.ggml.scores", Meta::F32s(vec![0.0; 5])),
+            &["273 tokens have 5 scores"],
+        ),
+        (
+            "scores of another type",
+            |f| f.set("tokenizer.ggml.scores", Meta::I32s(vec![0; 273])),
+            &["`tokenizer.ggml.scores`"],
+        ),
+        (
+            "an unknown token past the end",
+            |f| f.set("tokenizer.ggml.unknown_token_id", Meta::U32(273)),
+            &["`tokenizer.ggml.unknown_token_id` is 273, past the vocabulary"],
+        ),
+        (
+            "a token of a megabyte",
+            |f| {
+                let mut tokens = crate::fixtures::spm_tokens();
+                tokens[270] = "a".repeat(1 << 20);
+                f.set("tokenizer.ggml.tokens", Meta::Texts(tokens));
+            },
+            &["token 270 has 1048576 bytes, more than 1024"],
+        ),
+        (
+            "a prefix of text",
+            |f| f.set("tokenizer.ggml.add_space_prefix", Meta::Text("yes".into())),
+            &["`tokenizer.ggml.add_space_prefix`"],
+        ),
+    ];
+    for (case, lie, expected) in cases {
+        let mut model = GgufFile::spm();
+        lie(&mut model);
+        check_gguf(case, &model.write().bytes, expected);
+    }
+}
+
+#[test]
+fn parts_that_lie() {
+    let first = "tiny-00001-of-00003.gguf";
+    type Case = (&'static str, fn(&mut Vec<(String, GgufFile)>), &'static str, &'static [&'static str]);
+    let cases: &[Case] = &[
+        (
+            "a missing part",
+            |parts| drop(parts.remove(1)),
+            first,
+            &["tiny-00002-of-00003.gguf: cannot be read"],
+        ),
+        (
+            "the second part",
+            |_| {},
+            "tiny-00002-of-00003.gguf",
+            &["it is part 2 of 3: give the first, `...-00001-of-00003.gguf`"],
+        ),
+        (
+            "another name",
+            |parts| parts[0].0 = "model.gguf".into(),
+            "model.gguf",
+            &["first of 3 parts, which are found by name: it must end in `-00001-of-00003.gguf`"],
+        ),
+        (
+            "parts in another order",
+            |parts| {
+                let names = [parts[1].0.clone(), parts[2].0.clone()];
+                [parts[2].0, parts[1].0] = names;
+            },
+            first,
+            &["tiny-00002-of-00003.gguf: its `split.no` and `split.count` do not say that it is part 2 of 3"],
+        ),
+        (
+            "a tensor twice",
+            |parts| {
+                let again = parts[0].1.tensors.pop().unwrap();
+                parts[2].1.tensors.push(GgufTensor::random(&again.name, &[32], 0, &mut Rng(8)));
+                parts[0].1.tensors.push(again);
+            },
+            first,
+            &["tiny-00003-of-00003.gguf: tensor", "is in an earlier part too"],
+        ),
+        (
+            "a tensor fewer",
+            |parts| drop(parts[2].1.tensors.pop()),
+            first,
+            &["it says 20 tensors, but its 3 parts hold 19"],
+        ),
+        (
+            "a damaged part",
+            |parts| parts[2].1.magic = *b"GGML",
+            first,
+            &["tiny-00003-of-00003.gguf: it does not start with the letters GGUF"],
+        ),
+    ];
+    for (case, lie, opened, expected) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let mut parts = GgufFile::tiny().parts(3);
+        lie(&mut parts);
+        for (name, part) in &parts {
+            std::fs::write(folder.path().join(name), part.write().bytes).unwrap();
+        }
+        check(case, &error(&folder.path().join(opened)), expected);
+    }
 }
 
 #[test]

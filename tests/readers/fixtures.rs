@@ -50,7 +50,9 @@ pub enum Meta {
     Bool(u8),
     Text(Vec<u8>),
     Texts(Vec<String>),
+    I32(i32),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
     /// A type number and its bytes, whatever they are.
     Raw(u32, Vec<u8>),
 }
@@ -116,7 +118,8 @@ impl GgufFile {
         ];
         for layer in 0..LAYERS {
             for (number, (_, name, shape)) in LAYER.into_iter().enumerate() {
-                let kind = if shape.len() == 1 { 0 } else { [2, 3, 8, 1, 30][(number + layer as usize) % 5] };
+                let kind =
+                    if shape.len() == 1 { 0 } else { [2, 3, 8, 1, 30, 6, 7][(number + layer as usize) % 7] };
                 tensors.push(GgufTensor::random(
                     &format!("blk.{layer}.{name}.weight"),
                     shape,
@@ -134,6 +137,50 @@ impl GgufFile {
             tensors,
             alignment: 32,
         }
+    }
+
+    /// The same model with a SentencePiece tokenizer: [`spm_tokens`] in the place of [`tokens`].
+    pub fn spm() -> Self {
+        let mut file = Self::tiny();
+        let tokens = spm_tokens();
+        let kind = |token: &String| match token.as_str() {
+            "<unk>" => 2,
+            "<s>" => 3,
+            "<tool>" => 4,
+            byte if byte.starts_with("<0x") => 6,
+            _ => 1,
+        };
+        let rows = tokens.len() as u64;
+        file.set("llama.vocab_size", Meta::U32(rows as u32));
+        *file.tensor("token_embd.weight") =
+            GgufTensor::random("token_embd.weight", &[rows, HIDDEN], 8, &mut Rng(6));
+        file.metadata.retain(|(key, _)| !key.ends_with(".pre") && !key.ends_with(".merges"));
+        file.set("tokenizer.ggml.model", Meta::Text("llama".into()));
+        file.set("tokenizer.ggml.token_type", Meta::I32s(tokens.iter().map(kind).collect()));
+        file.set("tokenizer.ggml.scores", Meta::F32s((0..tokens.len()).map(|id| -(id as f32)).collect()));
+        file.set("tokenizer.ggml.tokens", Meta::Texts(tokens));
+        file.set("tokenizer.ggml.unknown_token_id", Meta::U32(0));
+        file.set("tokenizer.ggml.bos_token_id", Meta::U32(1));
+        file.set("tokenizer.ggml.eos_token_id", Meta::U32(1));
+        file
+    }
+
+    /// The file cut into parts, metadata in the first; by the names that belong to them.
+    pub fn parts(self, count: usize) -> Vec<(String, Self)> {
+        let mut parts: Vec<Self> = Vec::new();
+        let (total, len) = (self.tensors.len(), self.tensors.len().div_ceil(count));
+        let mut tensors = self.tensors.into_iter();
+        let mut metadata = self.metadata;
+        for number in 0..count {
+            let mut part = Self { metadata, tensors: tensors.by_ref().take(len).collect(), ..Self::tiny() };
+            part.set("split.no", Meta::U32(number as u32));
+            part.set("split.count", Meta::U32(count as u32));
+            part.set("split.tensors.count", Meta::I32(total as i32));
+            parts.push(part);
+            metadata = Vec::new();
+        }
+        let name = |number: usize| format!("tiny-{:05}-of-{count:05}.gguf", number + 1);
+        parts.into_iter().enumerate().map(|(number, part)| (name(number), part)).collect()
     }
 
     /// Replaces a metadata value, or adds it.
@@ -181,6 +228,8 @@ impl GgufTensor {
             1 | 30 => (1, 2),
             2 => (32, 18),
             3 => (32, 20),
+            6 => (32, 22),
+            7 => (32, 24),
             8 => (32, 34),
             other => panic!("the fixture has no type {other}"),
         };
@@ -211,7 +260,8 @@ impl Writer {
             Meta::F32(_) => 6,
             Meta::Bool(_) => 7,
             Meta::Text(_) => 8,
-            Meta::Texts(_) | Meta::I32s(_) => 9,
+            Meta::I32(_) => 5,
+            Meta::Texts(_) | Meta::I32s(_) | Meta::F32s(_) => 9,
             Meta::Raw(kind, _) => *kind,
         };
         self.int(kind.into(), 4);
@@ -231,9 +281,24 @@ impl Writer {
                 self.int(values.len() as u64, 8);
                 values.iter().for_each(|value| self.int(*value as u32 as u64, 4));
             }
+            Meta::I32(value) => self.int(*value as u32 as u64, 4),
+            Meta::F32s(values) => {
+                self.int(6, 4);
+                self.int(values.len() as u64, 8);
+                values.iter().for_each(|value| self.int(value.to_bits().into(), 4));
+            }
             Meta::Raw(_, bytes) => self.0.bytes.extend(bytes),
         }
     }
+}
+
+/// The better the earlier: three specials, bytes, letters and what they merge to.
+pub fn spm_tokens() -> Vec<String> {
+    let specials = ["<unk>", "<s>", "<tool>"].map(String::from);
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let pieces =
+        ["ab", "▁a", "bc", "▁▁", "abc", "▁abc", "cb", "a1", "▁", "a", "b", "c", "1", "é"].map(String::from);
+    specials.into_iter().chain(bytes).chain(pieces).collect()
 }
 
 pub fn tokens() -> Vec<String> {

@@ -1,6 +1,6 @@
 //! Random damage to valid files: no panic, no hang, and no allocation beyond a small multiple of the file.
 //!
-//! `LAPIDARY_FUZZ_CASES` sets the number of cases (10,000 unless set), half of them GGUF. The cases are the same on
+//! `LAPIDARY_FUZZ_CASES` sets the number of cases (10,000 unless set), half of them GGUF; a tenth more in parts. The cases are the same on
 //! every run: a case is the state of its random numbers.
 
 use std::collections::BTreeMap;
@@ -22,10 +22,11 @@ const SLOWEST: Duration = Duration::from_secs(1);
 
 #[test]
 fn damaged_gguf_files_never_panic_hang_or_fill_the_memory() {
-    let valid = GgufFile::tiny().write();
+    let whole = [GgufFile::tiny().write(), GgufFile::spm().write()];
     let mut tally = Tally::default();
     for case in 0..cases() / 2 {
         let mut rng = Rng(case << 1);
+        let valid = &whole[(case % 4 == 3) as usize];
         let mut bytes = valid.bytes.clone();
         for _ in 0..1 + rng.below(3) {
             damage_binary(&mut bytes, &valid.fields, &mut rng);
@@ -34,6 +35,29 @@ fn damaged_gguf_files_never_panic_hang_or_fill_the_memory() {
         tally.run(case, size, || Checkpoint::from_gguf(Path::new("fuzz.gguf"), file));
     }
     tally.finish("GGUF");
+}
+
+#[test]
+fn damaged_parts_never_panic_hang_or_fill_the_memory() {
+    let parts: Vec<_> =
+        GgufFile::tiny().parts(3).into_iter().map(|(name, part)| (name, part.write())).collect();
+    let mut tally = Tally::default();
+    for case in 0..cases() / 10 {
+        let mut rng = Rng(case << 8 | 7);
+        let mut files: BTreeMap<&str, Vec<u8>> =
+            parts.iter().map(|(name, part)| (name.as_str(), part.bytes.clone())).collect();
+        for _ in 0..1 + rng.below(3) {
+            let (name, part) = &parts[rng.below(3)];
+            damage_binary(files.get_mut(name.as_str()).unwrap(), &part.fields, &mut rng);
+        }
+        let size = files.values().map(Vec::len).sum();
+        let files: BTreeMap<&str, Bytes> =
+            files.into_iter().map(|(name, bytes)| (name, bytes.into())).collect();
+        let read = |name: &str| files.get(name).cloned().ok_or_else(|| std::io::ErrorKind::NotFound.into());
+        let path = Path::new("fuzz/tiny-00001-of-00003.gguf");
+        tally.run(case, size, || Checkpoint::from_gguf_parts(path, &read));
+    }
+    tally.finish("GGUF in parts");
 }
 
 #[test]

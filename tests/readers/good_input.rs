@@ -3,7 +3,7 @@ use std::path::Path;
 use lapidary::model::{Checkpoint, Config, RowOrder, Tokenizer};
 use lapidary::ops::Dtype;
 
-use crate::fixtures::{Files, GgufFile, HfModel, Meta, SafeTensor, VOCAB, tokenizer_json};
+use crate::fixtures::{Files, GgufFile, HfModel, Meta, Rng, SafeTensor, VOCAB, spm_tokens, tokenizer_json};
 
 /// Writes the files to a folder and opens it.
 fn open_folder(files: &Files) -> (tempfile::TempDir, Checkpoint) {
@@ -100,7 +100,7 @@ fn a_gguf_file_gives_its_tensors_under_hugging_face_names() {
             }
             let config = checkpoint.config();
             assert_eq!((config.heads, config.kv_heads, config.head_dim, config.layers), (4, 2, 8, 2));
-            assert_eq!((config.rms_eps, config.rope_theta, config.tied), (1e-5, 100_000.0, true));
+            assert_eq!((config.rms_eps, config.rope.theta, config.tied), (1e-5, 100_000.0, true));
             assert_eq!((config.vocab as u64, config.bos, config.add_bos), (VOCAB, Some(0), true));
             assert_eq!(
                 Config::from_hf_json(&config.to_hf_json(Dtype::F16).to_string()).unwrap().hidden,
@@ -134,6 +134,93 @@ fn the_tokenizer_of_a_gguf_file_survives_as_tokenizer_json() {
         assert!(open_folder(&files).1.config().add_bos);
     }
     assert_eq!(seen[0], [9, 8, 5, 6, 11, 2, 10, 9, 1]);
+}
+
+/// SentencePiece's algorithm word for word: as long as two neighbours make a token, those of the best one are joined, the
+/// leftmost of equals; what is no token then becomes its bytes.
+fn joined_by_score(text: &str) -> Vec<u32> {
+    let tokens = spm_tokens();
+    let id = |piece: &str| tokens.iter().position(|token| token == piece);
+    let mut pieces: Vec<String> = text.replace(' ', "▁").chars().map(String::from).collect();
+    loop {
+        let joined = |at: usize| format!("{}{}", pieces[at], pieces[at + 1]);
+        let best = (0..pieces.len().saturating_sub(1)).filter_map(|at| Some((id(&joined(at))?, at))).min();
+        let Some((_, at)) = best else { break };
+        pieces[at] = joined(at);
+        pieces.remove(at + 1);
+    }
+    let bytes = |piece: &String| piece.bytes().map(|b| 3 + u32::from(b)).collect::<Vec<_>>();
+    pieces.iter().flat_map(|piece| id(piece).map_or_else(|| bytes(piece), |id| vec![id as u32])).collect()
+}
+
+#[test]
+fn sentencepiece_joins_by_score_and_falls_back_to_bytes() {
+    let mut model = GgufFile::spm();
+    for (prefix, before) in [(1, " "), (0, "")] {
+        model.set("tokenizer.ggml.add_space_prefix", Meta::Bool(prefix));
+        let (_folder, checkpoint) = open_gguf(&model.write().bytes);
+        let tokenizer = checkpoint.tokenizer().unwrap();
+        let again = Tokenizer::from_json(tokenizer.to_json().unwrap().as_bytes()).unwrap();
+        let mut rng = Rng(9);
+        for case in 0..500 {
+            let letters: Vec<char> = "abc a b1é東\n".chars().collect();
+            let text: String = (0..rng.below(12)).map(|_| rng.pick(&letters)).collect();
+            let expected = if text.is_empty() { vec![] } else { joined_by_score(&format!("{before}{text}")) };
+            let ids = tokenizer.encode(&text).unwrap();
+            assert_eq!(ids, expected, "{case}: {text:?}");
+            assert_eq!(again.encode(&text).unwrap(), ids, "{text:?}");
+            assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        }
+        assert_eq!(tokenizer.encode("<tool>").unwrap(), [2]);
+        // What goes on behind other tokens keeps the space that it starts with.
+        let mut stream = tokenizer.stream_after(&tokenizer.encode("ab").unwrap());
+        let id = tokenizer.token_id("▁abc").unwrap();
+        assert_eq!(stream.push(id).unwrap().as_deref(), Some(" abc"));
+    }
+}
+
+#[test]
+fn texts_are_cut_as_each_family_does() {
+    let mut model = GgufFile::tiny();
+    let tokens = ["<s>", "1", "2", "12", "121", "Ã", "©", "Ã©", "e", "Ì", "ģ", "<x>"].map(String::from);
+    model.set("tokenizer.ggml.tokens", Meta::Texts(tokens.into()));
+    let merges = ["1 2", "12 1", "Ã ©"].map(String::from);
+    model.set("tokenizer.ggml.merges", Meta::Texts(merges.into()));
+    // Digits all together, at most three, one by one; and é in two code points, which Qwen composes to one.
+    for (pre, digits, accent) in [
+        ("gpt-2", vec![3, 3, 3], vec![8, 9, 10]),
+        ("llama-bpe", vec![4, 2, 3], vec![8, 9, 10]),
+        ("smollm", vec![1, 2, 1, 2, 1, 2], vec![8, 9, 10]),
+        ("qwen2", vec![1, 2, 1, 2, 1, 2], vec![7]),
+    ] {
+        model.set("tokenizer.ggml.pre", Meta::Text(pre.into()));
+        let (_folder, checkpoint) = open_gguf(&model.write().bytes);
+        let tokenizer = checkpoint.tokenizer().unwrap();
+        let again = Tokenizer::from_json(tokenizer.to_json().unwrap().as_bytes()).unwrap();
+        for (text, ids) in [("121212", &digits), ("e\u{301}", &accent)] {
+            assert_eq!(&tokenizer.encode(text).unwrap(), ids, "{pre}: {text}");
+            assert_eq!(&again.encode(text).unwrap(), ids, "{pre}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_gguf_file_in_parts_is_the_whole_file() {
+    let whole = open_gguf(&GgufFile::tiny().write().bytes).1;
+    let folder = tempfile::tempdir().unwrap();
+    let parts = GgufFile::tiny().parts(3);
+    for (name, part) in &parts {
+        std::fs::write(folder.path().join(name), part.write().bytes).unwrap();
+    }
+    let checkpoint = Checkpoint::open(folder.path().join(&parts[0].0)).unwrap();
+    assert_eq!(checkpoint.config(), whole.config());
+    assert!(checkpoint.names().eq(whole.names()));
+    for name in whole.names() {
+        let [ours, theirs] = [&checkpoint, &whole].map(|checkpoint| checkpoint.tensor(name).unwrap());
+        assert_eq!((ours.dtype, ours.bytes.as_slice()), (theirs.dtype, theirs.bytes.as_slice()), "{name}");
+    }
+    assert_eq!(checkpoint.tokenizer().unwrap().encode("ab c").unwrap(), [7, 4, 3]);
+    assert_ne!(checkpoint.fingerprint(), whole.fingerprint());
 }
 
 #[test]

@@ -18,12 +18,14 @@ pub enum CheckpointError {
     Tensor { file: PathBuf, tensor: String, problem: String },
     #[error("{file}: tensor `{tensor}` is stored as {dtype}; this version reads {supported}")]
     UnsupportedType { file: PathBuf, tensor: String, dtype: String, supported: &'static str },
+    #[error("{file}: {problem}")]
+    Parts { file: PathBuf, problem: String },
     #[error("{file}: {count} tensors that a {family} model needs are missing: {names}")]
     MissingTensors { file: PathBuf, family: &'static str, count: usize, names: String },
     #[error("{file}: {count} tensors belong to nothing that the {family} decoder computes: {names}")]
     UnknownTensors { file: PathBuf, family: &'static str, count: usize, names: String },
     #[error("{file}: {source}")]
-    Config { file: PathBuf, source: ConfigError },
+    Config { file: PathBuf, source: Box<ConfigError> },
     #[error("{file}: {source}")]
     Tokenizer { file: PathBuf, source: TokenizerError },
     #[error("there is no tensor `{tensor}` in {path}")]

@@ -106,7 +106,7 @@ pub(super) fn config(folder: &mut Folder) -> Result<(Config, Value), CheckpointE
     folder.check_size(CONFIG, &bytes)?;
     let file = folder.path.join(CONFIG);
     let text = std::str::from_utf8(bytes.as_slice()).map_err(|error| folder.malformed(CONFIG, error))?;
-    let wrong = |source| CheckpointError::Config { file: file.clone(), source };
+    let wrong = |source| CheckpointError::Config { file: file.clone(), source: Box::new(source) };
     let mut config = Config::from_hf_json(text).map_err(wrong)?;
     let raw = serde_json::from_str(text).map_err(|error| wrong(ConfigError::Json(error)))?;
     if let Some(eos) = folder.json::<Generation>(GENERATION)?.and_then(|generation| generation.eos_token_id) {

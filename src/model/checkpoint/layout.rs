@@ -3,7 +3,8 @@ use std::path::Path;
 
 use super::error::{CheckpointError, Fault, NameList};
 use super::stored::Stored;
-use crate::model::config::Config;
+use crate::model::config::{Config, Family};
+use crate::model::linear::LinearName;
 use crate::model::tensor::{RowOrder, Tensor};
 use crate::ops::Dtype;
 
@@ -14,106 +15,83 @@ pub(crate) enum Naming {
     Gguf,
 }
 
-/// One kind of tensor of a Llama model; `{}` in a name stands for the layer.
+/// One tensor that a model has, or has in each layer; `{}` in a name stands for the layer.
 struct Role {
-    hf: &'static str,
-    gguf: &'static str,
+    hf: String,
+    gguf: String,
     kind: Kind,
-    shape: fn(&Config) -> Vec<usize>,
+    shape: Vec<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     /// Stays as it is.
     Dense,
+    Norm,
     /// A layer's linear map, which a packed model holds as a `.blr` payload.
-    Linear,
-    /// The same, with rows in pairs for the rotary embedding.
-    RotaryLinear,
+    Linear(LinearName),
+    Bias(LinearName),
 }
 
-const EMBEDDING: Role = Role {
-    hf: "model.embed_tokens.weight",
-    gguf: "token_embd.weight",
-    kind: Kind::Dense,
-    shape: |c| vec![c.vocab, c.hidden],
-};
-const FINAL_NORM: Role = Role {
-    hf: "model.norm.weight",
-    gguf: "output_norm.weight",
-    kind: Kind::Dense,
-    shape: |c| vec![c.hidden],
-};
-const HEAD: Role = Role {
-    hf: "lm_head.weight",
-    gguf: "output.weight",
-    kind: Kind::Dense,
-    shape: |c| vec![c.vocab, c.hidden],
-};
+const HEAD: &str = "lm_head.weight";
 
-const LAYER: [Role; 9] = [
-    Role {
-        hf: "model.layers.{}.input_layernorm.weight",
-        gguf: "blk.{}.attn_norm.weight",
-        kind: Kind::Dense,
-        shape: |c| vec![c.hidden],
-    },
-    Role {
-        hf: "model.layers.{}.self_attn.q_proj.weight",
-        gguf: "blk.{}.attn_q.weight",
-        kind: Kind::RotaryLinear,
-        shape: |c| vec![c.heads * c.head_dim, c.hidden],
-    },
-    Role {
-        hf: "model.layers.{}.self_attn.k_proj.weight",
-        gguf: "blk.{}.attn_k.weight",
-        kind: Kind::RotaryLinear,
-        shape: |c| vec![c.kv_heads * c.head_dim, c.hidden],
-    },
-    Role {
-        hf: "model.layers.{}.self_attn.v_proj.weight",
-        gguf: "blk.{}.attn_v.weight",
-        kind: Kind::Linear,
-        shape: |c| vec![c.kv_heads * c.head_dim, c.hidden],
-    },
-    Role {
-        hf: "model.layers.{}.self_attn.o_proj.weight",
-        gguf: "blk.{}.attn_output.weight",
-        kind: Kind::Linear,
-        shape: |c| vec![c.hidden, c.heads * c.head_dim],
-    },
-    Role {
-        hf: "model.layers.{}.post_attention_layernorm.weight",
-        gguf: "blk.{}.ffn_norm.weight",
-        kind: Kind::Dense,
-        shape: |c| vec![c.hidden],
-    },
-    Role {
-        hf: "model.layers.{}.mlp.gate_proj.weight",
-        gguf: "blk.{}.ffn_gate.weight",
-        kind: Kind::Linear,
-        shape: |c| vec![c.intermediate, c.hidden],
-    },
-    Role {
-        hf: "model.layers.{}.mlp.up_proj.weight",
-        gguf: "blk.{}.ffn_up.weight",
-        kind: Kind::Linear,
-        shape: |c| vec![c.intermediate, c.hidden],
-    },
-    Role {
-        hf: "model.layers.{}.mlp.down_proj.weight",
-        gguf: "blk.{}.ffn_down.weight",
-        kind: Kind::Linear,
-        shape: |c| vec![c.hidden, c.intermediate],
-    },
-];
+/// GGUF's names of the linear layers of a block, in the order of [`LinearName::ALL`].
+const GGUF_LINEARS: [&str; 7] =
+    ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+
+/// The tensors outside of the blocks.
+fn whole_roles(config: &Config) -> Vec<Role> {
+    let (matrix, vector) = (vec![config.vocab, config.hidden], vec![config.hidden]);
+    let mut roles = vec![
+        Role::new(["model.embed_tokens.weight", "token_embd.weight"], Kind::Dense, matrix.clone()),
+        Role::new(["model.norm.weight", "output_norm.weight"], Kind::Norm, vector),
+    ];
+    if !config.tied {
+        roles.push(Role::new([HEAD, "output.weight"], Kind::Dense, matrix));
+    }
+    roles
+}
+
+/// The tensors of every block.
+fn layer_roles(config: &Config) -> Vec<Role> {
+    let in_layer = |hf: &str, gguf: &str, kind, shape| {
+        let names = [format!("model.layers.{{}}.{hf}"), format!("blk.{{}}.{gguf}")];
+        Role::new(names.each_ref().map(String::as_str), kind, shape)
+    };
+    let traits = config.family.traits();
+    let mut norms = vec![("input_layernorm", "attn_norm", config.hidden)];
+    match traits.post_norms {
+        false => norms.push(("post_attention_layernorm", "ffn_norm", config.hidden)),
+        true => norms.extend([
+            ("post_attention_layernorm", "post_attention_norm", config.hidden),
+            ("pre_feedforward_layernorm", "ffn_norm", config.hidden),
+            ("post_feedforward_layernorm", "post_ffw_norm", config.hidden),
+        ]),
+    }
+    if traits.qk_norms {
+        norms.push(("self_attn.q_norm", "attn_q_norm", config.head_dim));
+        norms.push(("self_attn.k_norm", "attn_k_norm", config.head_dim));
+    }
+    let norms = norms.into_iter().map(|(hf, gguf, len)| {
+        in_layer(&format!("{hf}.weight"), &format!("{gguf}.weight"), Kind::Norm, vec![len])
+    });
+    let linears = LinearName::ALL.into_iter().zip(GGUF_LINEARS).flat_map(|(name, gguf)| {
+        let [rows, cols] = name.shape(config);
+        let part = |part: &str, kind, shape| {
+            in_layer(&format!("{}.{part}", name.suffix()), &format!("{gguf}.{part}"), kind, shape)
+        };
+        let bias = config.has_bias(name).then(|| part("bias", Kind::Bias(name), vec![rows]));
+        [Some(part("weight", Kind::Linear(name), vec![rows, cols])), bias]
+    });
+    norms.chain(linears.flatten()).collect()
+}
 
 /// The tensors that a model of this configuration consists of, by Hugging Face name.
 ///
 /// # Errors
 /// All missing tensors at once, a shape or type that is not the configuration's, and tensors that the decoder would
-/// silently leave out (biases, adapters). A tied model's own copy of the head and the inverse frequencies that old
-/// checkpoints carry are dropped: the configuration determines both.
+/// silently leave out (biases, adapters). A tied model's own copy of the head and the frequencies that some checkpoints
+/// carry are dropped: the configuration determines both.
 pub(crate) fn select(
     config: &Config,
     naming: Naming,
@@ -122,9 +100,9 @@ pub(crate) fn select(
 ) -> Result<BTreeMap<String, Tensor>, CheckpointError> {
     let mut tensors = BTreeMap::new();
     let mut missing = NameList::default();
-    let head = (!config.tied).then_some(&HEAD);
-    let whole = [&EMBEDDING, &FINAL_NORM].into_iter().chain(head).map(|role| (role, 0));
-    let layers = (0..config.layers).flat_map(|layer| LAYER.iter().map(move |role| (role, layer)));
+    let (whole, in_layer) = (whole_roles(config), layer_roles(config));
+    let whole = whole.iter().map(|role| (role, 0));
+    let layers = (0..config.layers).flat_map(|layer| in_layer.iter().map(move |role| (role, layer)));
     for (role, layer) in whole.chain(layers) {
         match role.take(config, naming, layer, &mut stored).map_err(|fault| fault.in_file(file))? {
             Some(tensor) => drop(tensors.insert(tensor.name.clone(), tensor)),
@@ -141,7 +119,7 @@ pub(crate) fn select(
         });
     }
     let mut unknown = NameList::default();
-    for name in stored.keys().filter(|name| !determined_by_config(config, name)) {
+    for name in stored.keys().filter(|name| !determined_by_config(config, naming, name)) {
         unknown.push(name);
     }
     if unknown.count > 0 {
@@ -155,15 +133,22 @@ pub(crate) fn select(
     Ok(tensors)
 }
 
-fn determined_by_config(config: &Config, name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (config.tied && name == HEAD.hf)
+fn determined_by_config(config: &Config, naming: Naming, name: &str) -> bool {
+    match naming {
+        Naming::HuggingFace => name.ends_with(".rotary_emb.inv_freq") || (config.tied && name == HEAD),
+        Naming::Gguf => name == "rope_freqs.weight",
+    }
 }
 
 impl Role {
+    fn new([hf, gguf]: [&str; 2], kind: Kind, shape: Vec<usize>) -> Self {
+        Self { hf: hf.into(), gguf: gguf.into(), kind, shape }
+    }
+
     fn name_in(&self, naming: Naming, layer: usize) -> String {
         let pattern = match naming {
-            Naming::HuggingFace => self.hf,
-            Naming::Gguf => self.gguf,
+            Naming::HuggingFace => &self.hf,
+            Naming::Gguf => &self.gguf,
         };
         pattern.replace("{}", &layer.to_string())
     }
@@ -180,7 +165,7 @@ impl Role {
         if let Some(tensor) = stored.remove(&name) {
             return self.weight(config, naming, layer, &name, tensor).map(Some);
         }
-        if naming == Naming::Gguf || self.kind == Kind::Dense {
+        if naming == Naming::Gguf || !matches!(self.kind, Kind::Linear(_)) {
             return Ok(None);
         }
         let name = format!("{}.blr", name.trim_end_matches(".weight"));
@@ -195,21 +180,54 @@ impl Role {
         name: &str,
         tensor: Stored,
     ) -> Result<Tensor, Fault> {
-        let expected = (self.shape)(config);
-        if tensor.shape != expected {
-            let problem = format!("has shape {:?}, the configuration says {expected:?}", tensor.shape);
+        if tensor.shape != self.shape {
+            let problem = format!("has shape {:?}, the configuration says {:?}", tensor.shape, self.shape);
             return Err(Fault::tensor(name, problem));
         }
         if tensor.dtype == Dtype::U8 {
             return Err(Fault::tensor(name, "holds raw bytes (U8) where numbers are needed"));
         }
-        let row_order = match (naming, self.kind) {
-            (Naming::Gguf, Kind::RotaryLinear) => RowOrder::Interleaved { head_dim: config.head_dim },
-            _ => RowOrder::Plain,
-        };
+        let row_order = row_order(config, naming, self.kind);
         let Stored { dtype, shape, bytes } = tensor;
-        Ok(Tensor { name: self.name_in(Naming::HuggingFace, layer), dtype, shape, bytes, row_order })
+        let plain = Tensor {
+            name: self.name_in(Naming::HuggingFace, layer),
+            dtype,
+            shape,
+            bytes,
+            row_order: RowOrder::Plain,
+        };
+        let offset = config.family.traits().norm_offset;
+        Ok(match self.kind {
+            Kind::Norm if naming == Naming::Gguf && offset != 0.0 => {
+                rewritten(plain, |numbers, i| numbers[i] - offset)
+            }
+            Kind::Bias(_) if row_order != RowOrder::Plain => {
+                rewritten(plain, |numbers, i| numbers[row_order.stored(i)])
+            }
+            _ => Tensor { row_order, ..plain },
+        })
     }
+}
+
+/// Where a container has the rows of a linear layer: GGUF interleaves those of q and k for the families whose rotary
+/// embedding it computes that way.
+fn row_order(config: &Config, naming: Naming, kind: Kind) -> RowOrder {
+    let interleaved = naming == Naming::Gguf && matches!(config.family, Family::Llama | Family::Mistral);
+    match kind {
+        Kind::Linear(LinearName::Q | LinearName::K) | Kind::Bias(LinearName::Q | LinearName::K)
+            if interleaved =>
+        {
+            RowOrder::Interleaved { head_dim: config.head_dim }
+        }
+        _ => RowOrder::Plain,
+    }
+}
+
+/// A vector in f32 whose number i is made of the stored ones: vectors are small, and become what Hugging Face stores.
+fn rewritten(tensor: Tensor, number: impl Fn(&[f32], usize) -> f32) -> Tensor {
+    let numbers = tensor.to_f32();
+    let bytes: Vec<u8> = (0..numbers.len()).flat_map(|i| number(&numbers, i).to_le_bytes()).collect();
+    Tensor { dtype: Dtype::F32, bytes: bytes.into(), ..tensor }
 }
 
 /// A packed layer's bytes; what they hold is checked by [`crate::blr`].

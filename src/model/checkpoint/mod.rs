@@ -1,4 +1,4 @@
-//! Checkpoints: a Hugging Face folder or one GGUF file, mapped and checked, tensors under Hugging Face names.
+//! Checkpoints: a Hugging Face folder or a GGUF file (or its parts), mapped and checked, tensors under Hugging Face names.
 
 mod error;
 mod gguf;
@@ -67,22 +67,38 @@ impl Checkpoint {
                 Ok(_) => Err(CheckpointError::NotACheckpoint { path: path.into() }),
             };
         }
-        let file = map(path).map_err(|source| CheckpointError::Unreadable { file: path.into(), source })?;
-        Self::from_gguf(path, file)
+        let own = gguf::file_name(path);
+        Self::from_gguf_parts(path, &|name| match name == own {
+            true => map(path),
+            false => map(&path.with_file_name(name)),
+        })
     }
 
     /// A checkpoint from the bytes of a GGUF file; `path` is what errors call it.
     pub fn from_gguf(path: &Path, file: Bytes) -> Result<Self, CheckpointError> {
-        let mut gguf = Gguf::parse(&file).map_err(|fault| fault.in_file(path))?;
-        let config =
-            gguf::config(&gguf).map_err(|source| CheckpointError::Config { file: path.into(), source })?;
+        let own = gguf::file_name(path);
+        Self::from_gguf_parts(path, &|name| match name == own {
+            true => Ok(file.clone()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        })
+    }
+
+    /// A checkpoint from a GGUF file, which may be the first of several parts: `read` maps the name of a file beside
+    /// `path`, or its own, to the bytes.
+    pub fn from_gguf_parts(
+        path: &Path,
+        read: &dyn Fn(&str) -> io::Result<Bytes>,
+    ) -> Result<Self, CheckpointError> {
+        let (mut gguf, files) = gguf::open(path, read)?;
+        let config = gguf::config(&gguf)
+            .map_err(|source| CheckpointError::Config { file: path.into(), source: Box::new(source) })?;
         let tensors = select(&config, Naming::Gguf, path, std::mem::take(&mut gguf.tensors))?;
         Ok(Self {
             path: path.into(),
             config,
             half_dtype: half_dtype(&tensors, None),
             tensors,
-            files: BTreeMap::from([("model.gguf".into(), file)]),
+            files,
             source: Source::Gguf(gguf),
         })
     }
@@ -187,7 +203,8 @@ impl Checkpoint {
     }
 
     /// SHA-256, in hexadecimal, over every file that the model is made of: per file its name, a zero byte, its
-    /// length as u64, and its bytes. A GGUF file counts as `model.gguf`, so that a renamed copy is the same model.
+    /// length as u64, and its bytes. A GGUF file counts as `model.gguf`, a part of one as `model-00001-of-00003.gguf`, so that
+    /// a renamed copy is the same model.
     pub fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         for (name, bytes) in &self.files {

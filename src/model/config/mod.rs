@@ -1,5 +1,15 @@
-mod hf;
+//! What a model is: its family, sizes and constants.
 
+mod family;
+mod hf;
+mod hf_json;
+mod rope;
+
+use super::linear::LinearName;
+use crate::ops::attention::Mask;
+use crate::ops::rope::Frequencies;
+
+pub use family::{Family, Gate, Traits};
 pub(crate) use hf::TokenIds;
 
 /// The sizes and constants of a decoder, from config.json or from GGUF metadata.
@@ -22,8 +32,12 @@ pub struct Config {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub vocab: usize,
-    /// Base of the rotary embedding's frequencies, θ in `θ^(−2i/head_dim)`.
-    pub rope_theta: f64,
+    /// The frequencies of the rotary embedding, outside of layers that slide.
+    pub rope: Frequencies,
+    pub sliding: Option<Sliding>,
+    pub biases: Biases,
+    /// s in the factor `1/sqrt(s)` on attention scores, where it is not `head_dim`.
+    pub score_scalar: Option<f64>,
     /// ε of the root-mean-square norm, `x / sqrt(mean(x²) + ε)`.
     pub rms_eps: f64,
     /// The output head is the embedding.
@@ -37,28 +51,25 @@ pub struct Config {
     pub add_bos: bool,
 }
 
-/// Model families that the decoder knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    Llama,
+/// Layers that see only the last positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sliding {
+    /// Positions that a query sees, its own included.
+    pub window: usize,
+    /// Which layers slide, one entry a layer.
+    pub layers: Vec<bool>,
+    /// The frequencies of their rotary embedding.
+    pub rope: Frequencies,
 }
 
-impl Family {
-    pub const ALL: [Self; 1] = [Self::Llama];
-
-    /// `architectures[0]` in config.json.
-    pub const fn hf_architecture(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-        }
-    }
-
-    /// `model_type` in config.json and `general.architecture` in GGUF.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-        }
-    }
+/// Which linear layers have a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// q, k and v
+    pub qkv: bool,
+    pub o: bool,
+    /// gate, up and down
+    pub mlp: bool,
 }
 
 /// Why a configuration cannot be used. The caller adds the file.
@@ -95,6 +106,36 @@ impl Config {
         self.bos.filter(|_| self.add_bos)
     }
 
+    /// What a query of this layer sees.
+    pub fn mask(&self, layer: usize) -> Mask {
+        match &self.sliding {
+            Some(sliding) if sliding.layers[layer] => Mask::Sliding { window: sliding.window },
+            _ => Mask::Causal,
+        }
+    }
+
+    /// The frequencies of this layer's rotary embedding.
+    pub fn frequencies(&self, layer: usize) -> Frequencies {
+        match &self.sliding {
+            Some(sliding) if sliding.layers[layer] => sliding.rope,
+            _ => self.rope,
+        }
+    }
+
+    /// Whether this linear layer has a bias.
+    pub const fn has_bias(&self, name: LinearName) -> bool {
+        match name {
+            LinearName::Q | LinearName::K | LinearName::V => self.biases.qkv,
+            LinearName::O => self.biases.o,
+            LinearName::Gate | LinearName::Up | LinearName::Down => self.biases.mlp,
+        }
+    }
+
+    /// Asked before anything is made for each layer.
+    pub(crate) fn check_layers(layers: usize) -> Result<(), ConfigError> {
+        check_size("num_hidden_layers", layers, Self::MAX_LAYERS)
+    }
+
     /// hidden / heads, for files that do not state the size of a head.
     pub(crate) fn default_head_dim(hidden: usize, heads: usize) -> Result<usize, ConfigError> {
         match hidden.checked_rem(heads) {
@@ -109,20 +150,19 @@ impl Config {
 
     /// The configuration itself, once its sizes are possible and agree.
     pub(crate) fn validate(self) -> Result<Self, ConfigError> {
+        Self::check_layers(self.layers)?;
         let sizes = [
-            ("hidden_size", self.hidden, Self::MAX_SIZE),
-            ("intermediate_size", self.intermediate, Self::MAX_SIZE),
-            ("num_hidden_layers", self.layers, Self::MAX_LAYERS),
-            ("num_attention_heads", self.heads, Self::MAX_SIZE),
-            ("num_key_value_heads", self.kv_heads, Self::MAX_SIZE),
-            ("head_dim", self.head_dim, Self::MAX_SIZE),
-            ("vocab_size", self.vocab, Self::MAX_SIZE),
-            ("max_position_embeddings", self.max_positions, Self::MAX_SIZE),
+            ("hidden_size", self.hidden),
+            ("intermediate_size", self.intermediate),
+            ("num_attention_heads", self.heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("vocab_size", self.vocab),
+            ("max_position_embeddings", self.max_positions),
+            ("sliding_window", self.sliding.as_ref().map_or(1, |sliding| sliding.window)),
         ];
-        for (key, size, most) in sizes {
-            if size == 0 || size > most {
-                return Err(ConfigError::invalid(key, size, format!("it must be between 1 and {most}")));
-            }
+        for (key, size) in sizes {
+            check_size(key, size, Self::MAX_SIZE)?;
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             let rule = format!("the {} query heads must be a multiple of it", self.heads);
@@ -132,7 +172,13 @@ impl Config {
             let rule = "it must be even, and heads times it at most 2^28";
             return Err(ConfigError::invalid("head_dim", self.head_dim, rule));
         }
-        for (key, value) in [("rope_theta", self.rope_theta), ("rms_norm_eps", self.rms_eps)] {
+        let reals = [
+            ("rope_theta", self.rope.theta),
+            ("rope_local_base_freq", self.sliding.as_ref().map_or(1.0, |sliding| sliding.rope.theta)),
+            ("query_pre_attn_scalar", self.score_scalar.unwrap_or(1.0)),
+            ("rms_norm_eps", self.rms_eps),
+        ];
+        for (key, value) in reals {
             if !(value.is_finite() && value > 0.0) {
                 return Err(ConfigError::invalid(key, value, "it must be positive and finite"));
             }
@@ -145,6 +191,13 @@ impl Config {
         }
         Ok(self)
     }
+}
+
+fn check_size(key: &str, size: usize, most: usize) -> Result<(), ConfigError> {
+    if (1..=most).contains(&size) {
+        return Ok(());
+    }
+    Err(ConfigError::invalid(key, size, format!("it must be between 1 and {most}")))
 }
 
 #[cfg(test)]
@@ -163,7 +216,7 @@ mod tests {
     fn absent_values_are_those_of_the_reference_implementation() {
         let config = Config::from_hf_json(SMALL).unwrap();
         assert_eq!((config.kv_heads, config.head_dim, config.max_positions), (4, 8, 2048));
-        assert_eq!((config.rope_theta, config.rms_eps, config.tied), (10_000.0, 1e-6, false));
+        assert_eq!((config.rope.theta, config.rms_eps, config.tied), (10_000.0, 1e-6, false));
         assert_eq!((config.bos, config.eos), (None, vec![]));
     }
 
@@ -172,6 +225,9 @@ mod tests {
         for extra in [
             r#""num_key_value_heads": 2, "rope_theta": 100000.0, "rms_norm_eps": 1e-05, "tie_word_embeddings": true"#,
             r#""bos_token_id": 1, "eos_token_id": [2, 3], "head_dim": 16, "rope_scaling": null"#,
+            r#""attention_bias": true, "rope_scaling": {"type": "linear", "factor": 2.0}"#,
+            r#""mlp_bias": true, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}"#,
             r#""eos_token_id": 7, "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}"#,
         ] {
             let config = small_with(extra).unwrap();
@@ -180,15 +236,78 @@ mod tests {
         }
     }
 
+    fn of(family: Family, extra: &str) -> Result<Config, ConfigError> {
+        let text = SMALL.replace("LlamaForCausalLM", family.hf_architecture());
+        Config::from_hf_json(&text.replacen('{', &format!("{{{extra},"), 1))
+    }
+
+    #[test]
+    fn windows_and_ropes_follow_each_familys_rules() {
+        let heads = r#""num_key_value_heads": 4"#;
+        let mistral = of(Family::Mistral, heads).unwrap();
+        assert_eq!((mistral.mask(1), mistral.max_positions), (Mask::Sliding { window: 4096 }, 131_072));
+        let without = of(Family::Mistral, &format!(r#"{heads}, "sliding_window": null"#)).unwrap();
+        assert_eq!(without.sliding, None);
+
+        let window = format!(r#"{heads}, "sliding_window": 16, "max_window_layers": 1"#);
+        assert_eq!(of(Family::Qwen2, &window).unwrap().sliding, None);
+        let qwen = of(Family::Qwen2, &format!(r#"{window}, "use_sliding_window": true"#)).unwrap();
+        assert_eq!([qwen.mask(0), qwen.mask(1)], [Mask::Causal, Mask::Sliding { window: 16 }]);
+        assert!(qwen.has_bias(LinearName::K) && !qwen.has_bias(LinearName::O));
+
+        // As older files have it, with a linear scaling of the layers that see everything.
+        let scaled = r#""rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 2"#;
+        let gemma =
+            of(Family::Gemma3, &format!(r#"{heads}, {scaled}, "rope_local_base_freq": 500"#)).unwrap();
+        assert_eq!([gemma.mask(0), gemma.mask(1)], [Mask::Sliding { window: 4096 }, Mask::Causal]);
+        assert_eq!(gemma.frequencies(0), Frequencies::unscaled(500.0));
+        let scaling = crate::ops::rope::Scaling::Linear { factor: 8.0 };
+        assert_eq!(gemma.frequencies(1), Frequencies { theta: 1e6, scaling });
+        assert_eq!((gemma.tied, gemma.head_dim, gemma.score_scalar), (true, 256, Some(256.0)));
+    }
+
+    #[test]
+    fn what_a_family_cannot_be_is_refused() {
+        let cases = [
+            (Family::Gemma3, r#""hidden_activation": "gelu""#, "a gemma3 model has gelu_pytorch_tanh"),
+            (Family::Gemma3, r#""layer_types": ["full_attention"]"#, "`layer_types` is of 1 layers"),
+            (Family::Gemma3, r#""layer_types": ["full_attention", "linear"]"#, "`layer_types` is linear"),
+            (Family::Gemma3, r#""sliding_window_pattern": 0"#, "`sliding_window_pattern` is 0"),
+            (Family::Gemma3, r#""query_pre_attn_scalar": 0"#, "`query_pre_attn_scalar` is 0"),
+            (Family::Gemma3, r#""use_bidirectional_attention": true"#, "only attention to earlier positions"),
+            (
+                Family::Gemma3,
+                r#""rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}"#,
+                "`rope_parameters.sliding_attention` is linear",
+            ),
+            (Family::Mistral, r#""num_key_value_heads": 4, "sliding_window": 0"#, "`sliding_window` is 0"),
+        ];
+        for (family, extra, expected) in cases {
+            let error = of(family, extra).unwrap_err().to_string();
+            assert!(error.contains(expected), "{extra}: {error}");
+        }
+    }
+
     #[test]
     fn what_the_decoder_would_compute_wrongly_is_refused() {
         let cases = [
-            (r#""rope_scaling": {"type": "linear", "factor": 2.0}"#, "`rope_scaling` is linear"),
+            (r#""rope_scaling": {"type": "yarn", "factor": 2.0}"#, "`rope_scaling` is yarn"),
             (r#""rope_scaling": {"factor": 2.0}"#, "without a kind"),
-            (r#""rope_parameters": {"rope_type": "llama3"}"#, "`rope_parameters` is llama3"),
-            (r#""attention_bias": true"#, "`attention_bias` is true"),
-            (r#""mlp_bias": true"#, "`mlp_bias` is true"),
+            (r#""rope_scaling": {"type": "linear"}"#, "`rope_scaling.factor` is missing"),
+            (r#""rope_scaling": {"type": "linear", "factor": -1}"#, "`rope_scaling.factor` is -1"),
+            (
+                r#""rope_parameters": {"rope_type": "llama3", "factor": 8}"#,
+                "`rope_parameters.low_freq_factor` is missing",
+            ),
+            (
+                r#""rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+                    "original_max_position_embeddings": 8192}"#,
+                "above the low_freq_factor 4",
+            ),
+            (r#""rope_parameters": {"rope_type": "dynamic"}"#, "`rope_parameters` is dynamic"),
+            (r#""partial_rotary_factor": 0.5"#, "`partial_rotary_factor` is 0.5"),
             (r#""hidden_act": "gelu""#, "`hidden_act` is gelu"),
+            (r#""final_logit_softcapping": 30.0"#, "soft caps are not supported"),
             (r#""num_key_value_heads": 3"#, "`num_key_value_heads` is 3"),
             (r#""num_key_value_heads": 0"#, "between 1 and"),
             (r#""head_dim": 7"#, "must be even"),
@@ -209,7 +328,7 @@ mod tests {
             (
                 "LlamaForCausalLM",
                 "MambaForCausalLM",
-                "is MambaForCausalLM, and this version reads only LlamaForCausalLM",
+                "is MambaForCausalLM, and this version reads only LlamaForCausalLM, MistralForCausalLM",
             ),
             (r#""hidden_size": 32,"#, "", "missing field `hidden_size`"),
             (

@@ -4,6 +4,7 @@ use crate::model::block::heads;
 use crate::model::{Config, LinearName, Site};
 use crate::ops::gemm::{Gemm, gemm};
 use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
+use crate::ops::scale::{Scale, scale};
 use crate::ops::swiglu::{Swiglu, swiglu_batch};
 
 /// What flows through a block, T rows of each.
@@ -16,6 +17,9 @@ pub(super) struct Activations {
     pub k: View,
     pub v: View,
     pub mixed: View,
+    /// Keys before their norm, where they have one; queries before theirs are where `mixed` will be.
+    raw_k: Option<View>,
+    head_dim: usize,
     mlp: View,
     gate: View,
     up: View,
@@ -34,6 +38,8 @@ impl Activations {
             k: matrix(heads.kv_width()),
             v: matrix(heads.kv_width()),
             mixed: matrix(heads.width()),
+            raw_k: config.family.traits().qk_norms.then(|| matrix(heads.kv_width())),
+            head_dim: heads.head_dim,
             mlp: matrix(config.hidden),
             gate: matrix(config.intermediate),
             up: matrix(config.intermediate),
@@ -51,6 +57,8 @@ impl Activations {
             k: cut(self.k),
             v: cut(self.v),
             mixed: cut(self.mixed),
+            raw_k: self.raw_k.map(cut),
+            head_dim: self.head_dim,
             mlp: cut(self.mlp),
             gate: cut(self.gate),
             up: cut(self.up),
@@ -72,8 +80,22 @@ impl Activations {
     pub fn project(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
         let norm = RmsNorm { x: self.x, weight: weights.attention_norm, y: self.attention };
         rms_norm_batch(arena, epsilon, &[norm]);
-        let outputs = [(LinearName::Q, self.q), (LinearName::K, self.k), (LinearName::V, self.v)];
-        self.products(arena, weights, &outputs, 0.0);
+        let (q, k) = match self.raw_k {
+            Some(raw_k) => (self.mixed, raw_k),
+            None => (self.q, self.k),
+        };
+        self.products(
+            arena,
+            weights,
+            &[(LinearName::Q, q), (LinearName::K, k), (LinearName::V, self.v)],
+            0.0,
+        );
+        if let Some([q_norm, k_norm]) = weights.head_norms {
+            let heads = |x: View| View::new(x.at, x.len() / self.head_dim, self.head_dim);
+            let norms = [(q, q_norm, self.q), (k, k_norm, self.k)];
+            let norms = norms.map(|(x, weight, y)| RmsNorm { x: heads(x), weight, y: heads(y) });
+            rms_norm_batch(arena, epsilon, &norms);
+        }
     }
 
     /// From the heads' outputs over the residual stream to the gated activations.
@@ -89,7 +111,7 @@ impl Activations {
         self.products(arena, weights, &[(LinearName::Down, self.x)], 1.0);
     }
 
-    /// `Y ← X·Wᵀ + β·Y` for layers that do not depend on each other.
+    /// `Y ← X·Wᵀ + b + β·Y` for layers that do not depend on each other.
     fn products(&self, arena: &mut Arena, weights: &Weights, outputs: &[(LinearName, View)], beta: f32) {
         let items: Vec<Gemm> = (outputs.iter())
             .flat_map(|(name, y)| {
@@ -98,6 +120,14 @@ impl Activations {
             .map(|item| item.beta(beta))
             .collect();
         gemm(arena, &items);
+        // A view whose rows are all the same one.
+        let repeated = |at: usize, y: View| View { at, stride: 0, ..y };
+        let biases: Vec<Scale> = (outputs.iter())
+            .filter_map(|(name, y)| Some(Scale::new(repeated(weights.bias(*name)?, *y), *y).add()))
+            .collect();
+        if !biases.is_empty() {
+            scale(arena, &biases);
+        }
     }
 }
 

@@ -6,14 +6,14 @@ use crate::model::block::heads;
 use crate::model::{Block, Config, Site};
 use crate::ops::attention::Heads;
 use crate::ops::attention_batch::{Attention, attention_batch};
-use crate::ops::rope::{Positions, Rope, Rotation, rope_batch};
+use crate::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
 
 /// Room in an arena for any one block of a model, and for windows that go through it; see
 /// [`Block::forward`](crate::model::Block::forward) for what is computed.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceBlock {
     heads: Heads,
-    rope_theta: f64,
+    frequencies: Frequencies,
     rms_eps: f64,
     window: usize,
     weights: Weights,
@@ -30,7 +30,7 @@ impl DeviceBlock {
         window: usize,
         windows: usize,
     ) -> Result<Self, ForwardError> {
-        check(config)?;
+        check(config, window)?;
         let weights = Weights::place(layout, config);
         let turns = layout.matrix(window, config.head_dim);
         // Weights are written before activations flow: a packed layer's factors may lie where those will.
@@ -39,8 +39,8 @@ impl DeviceBlock {
         layout.back_to(start);
         let rows = windows * window;
         let activations = Activations::place(layout, config, rows, rows.max(1));
-        let (rope_theta, rms_eps) = (config.rope_theta, config.rms_eps);
-        Ok(Self { heads: heads(config), rope_theta, rms_eps, window, weights, factors, turns, activations })
+        let (frequencies, rms_eps) = (config.rope, config.rms_eps);
+        Ok(Self { heads: heads(config), frequencies, rms_eps, window, weights, factors, turns, activations })
     }
 
     /// Positions of a window.
@@ -55,7 +55,7 @@ impl DeviceBlock {
 
     /// Writes what stays the same for all blocks.
     pub fn prepare(&self, arena: &mut Arena) {
-        let rotation = Rotation::new(self.heads.head_dim, self.rope_theta, 0..self.window);
+        let rotation = Rotation::new(self.heads.head_dim, self.frequencies, 0..self.window);
         arena.write(self.turns.at, rotation.numbers());
     }
 

@@ -85,8 +85,8 @@ impl<'a> DeviceDecoder<'a> {
     /// Errors: the memory that it needs there, where one arena cannot hold that.
     pub fn new(device: &Device, decoder: &'a Decoder, params: DecodeParams) -> Result<Self, ForwardError> {
         let config = decoder.config();
-        check(config)?;
         let DecodeParams { sequences, positions } = params;
+        check(config, positions)?;
         if positions > config.max_positions {
             let most = config.max_positions;
             return Err(DecoderError::TooLong { needed: positions, most }.into());
@@ -116,7 +116,7 @@ impl<'a> DeviceDecoder<'a> {
         }
         write_linear(arena, &self.decoder.head, places.head, &places.factors);
         arena.write(places.norm, &self.decoder.norm);
-        let rotation = Rotation::new(config.head_dim, config.rope_theta, 0..self.params.positions);
+        let rotation = Rotation::new(config.head_dim, config.rope, 0..self.params.positions);
         arena.write(places.turns.at, rotation.numbers());
         // Rows that fill a group up stay zero, so nothing wild is ever computed from them.
         arena.write(places.flow.x.at, &vec![0.0; places.flow.x.len()]);

@@ -10,7 +10,7 @@ mod generate;
 mod weights;
 
 use super::DecoderError;
-use super::config::Config;
+use super::config::{Config, Gate};
 use crate::device::DeviceError;
 use crate::ops::attention_batch::WIDEST_HEAD;
 
@@ -28,9 +28,18 @@ pub enum ForwardError {
     #[error(transparent)]
     Sample(#[from] super::sample::SampleError),
     #[error(
-        "the heads have {head_dim} numbers, the kernels take at most {WIDEST_HEAD}: run this model with --device host"
+        "the heads have {head_dim} numbers, the decoder on a device takes at most {WIDEST_HEAD}; the host's takes any"
     )]
     HeadDim { head_dim: usize },
+    #[error("the decoder on a device lacks norms behind attention and the gated unit; the host's has them")]
+    PostNorms,
+    #[error("the decoder on a device lacks gated units with GELU; the host's has them")]
+    Gelu,
+    #[error(
+        "the decoder on a device lacks sliding windows, and {positions} positions are more than a window of {window}; \
+         the host's has them"
+    )]
+    Window { positions: usize, window: usize },
     #[error(
         "{sequences} sequences of {positions} positions are more than the 2^24 places of a cache: use fewer or shorter ones"
     )]
@@ -44,10 +53,26 @@ pub enum ForwardError {
     Logit { sequence: usize, position: usize, token: usize, value: f32 },
 }
 
-/// Whether the kernels take a model.
-fn check(config: &Config) -> Result<(), ForwardError> {
-    match config.head_dim {
-        head_dim if head_dim > WIDEST_HEAD => Err(ForwardError::HeadDim { head_dim }),
-        _ => Ok(()),
+impl ForwardError {
+    /// Whether it is the model that a device does not take, as against too little memory or a device that fails.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::HeadDim { .. } | Self::PostNorms | Self::Gelu | Self::Window { .. })
+    }
+}
+
+/// Whether the kernels take a model, with this many positions of a sequence.
+fn check(config: &Config, positions: usize) -> Result<(), ForwardError> {
+    let traits = config.family.traits();
+    let window = config.sliding.as_ref().map_or(usize::MAX, |sliding| sliding.window);
+    if config.head_dim > WIDEST_HEAD {
+        Err(ForwardError::HeadDim { head_dim: config.head_dim })
+    } else if traits.post_norms {
+        Err(ForwardError::PostNorms)
+    } else if traits.gate != Gate::Silu {
+        Err(ForwardError::Gelu)
+    } else if positions > window {
+        Err(ForwardError::Window { positions, window })
+    } else {
+        Ok(())
     }
 }

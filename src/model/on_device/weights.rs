@@ -11,8 +11,11 @@ use crate::ops::scale::{Scale, scale};
 pub(super) struct Weights {
     pub attention_norm: usize,
     pub mlp_norm: usize,
-    /// In the order of [`LinearName::ALL`].
+    /// Norms of each head of q and of k.
+    pub head_norms: Option<[usize; 2]>,
+    /// In the order of [`LinearName::ALL`], as `biases`.
     linears: [View; 7],
+    biases: [Option<usize>; 7],
 }
 
 impl Weights {
@@ -22,7 +25,18 @@ impl Weights {
             let [rows, cols] = name.shape(config);
             layout.matrix(rows, cols)
         });
-        Self { attention_norm, mlp_norm, linears }
+        let biases = LinearName::ALL.map(|name| {
+            let [rows, _] = name.shape(config);
+            config.has_bias(name).then(|| layout.vector(rows))
+        });
+        let norms = config.family.traits().qk_norms;
+        let head_norms = norms.then(|| [(); 2].map(|()| layout.vector(config.head_dim)));
+        Self { attention_norm, mlp_norm, head_norms, linears, biases }
+    }
+
+    /// Where the bias of a layer lies that has one.
+    pub fn bias(&self, name: LinearName) -> Option<usize> {
+        self.biases[name as usize]
     }
 
     pub fn linear(&self, name: LinearName) -> View {
@@ -30,10 +44,17 @@ impl Weights {
     }
 
     pub fn write(&self, arena: &mut Arena, block: &Block, factors: &Factors) {
-        arena.write(self.attention_norm, &block.attention_norm);
-        arena.write(self.mlp_norm, &block.mlp_norm);
+        arena.write(self.attention_norm, &block.norms.attention);
+        arena.write(self.mlp_norm, &block.norms.mlp);
+        let norms = [&block.norms.q, &block.norms.k];
+        for (at, norm) in self.head_norms.iter().flatten().zip(norms.into_iter().flatten()) {
+            arena.write(*at, norm);
+        }
         for name in LinearName::ALL {
             write_linear(arena, block.linear(name), self.linear(name), factors);
+            if let (Some(at), Some(bias)) = (self.bias(name), block.bias(name)) {
+                arena.write(at, bias);
+            }
         }
     }
 }

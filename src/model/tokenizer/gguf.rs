@@ -2,14 +2,16 @@ use std::collections::HashMap;
 
 use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::processors::template::TemplateProcessing;
-use tokenizers::{AddedToken, Tokenizer};
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
-use super::TokenizerError;
 use super::json::check_merges;
+use super::{TokenizerError, spm};
 use crate::model::checkpoint::{Gguf, GgufArray, GgufValue};
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -24,31 +26,44 @@ const BOS: &str = "tokenizer.ggml.bos_token_id";
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
-/// How a text is cut before bytes are merged, by GGUF's name for it.
-const SPLITS: [(&str, Split); 2] = [("smollm", Split { digits: true }), ("gpt-2", Split { digits: false })];
+/// How a text is cut before bytes are merged, by GGUF's names for it.
+const CUTS: [(&[&str], Cut); 4] = [
+    (&["smollm"], Cut::Words { digits: true }),
+    (&["gpt-2"], Cut::Words { digits: false }),
+    (&["llama-bpe", "llama3", "llama-v3"], Cut::Pattern { pattern: LLAMA3, nfc: false, whole_words: true }),
+    (&["qwen2", "deepseek-r1-qwen"], Cut::Pattern { pattern: QWEN2, nfc: true, whole_words: false }),
+];
+
+/// Contractions, words with what is before them, up to three digits, punctuation, line ends, spaces.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The same with digits one by one.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 #[derive(Clone, Copy)]
-struct Split {
-    /// Every digit is a word of its own.
-    digits: bool,
+enum Cut {
+    /// GPT-2's words; with `digits`, every digit is a word of its own.
+    Words { digits: bool },
+    Pattern {
+        pattern: &'static str,
+        /// The text is composed first (Unicode's NFC).
+        nfc: bool,
+        /// A word that is a token stays whole, whatever its merges give.
+        whole_words: bool,
+    },
 }
 
-/// The byte-level BPE tokenizer in a file's metadata: tokens, merges in order of rank, and the split of `pre`.
+/// The tokenizer in a file's metadata: byte-level BPE (`gpt2`), or SentencePiece's (`llama`).
 pub(super) fn build(gguf: &Gguf) -> Result<Tokenizer, TokenizerError> {
-    let model = text(gguf, MODEL)?;
-    if model != "gpt2" {
-        let found = model.chars().take(80).collect();
-        return Err(TokenizerError::UnknownKind { found, known: "gpt2 (byte-level BPE)" });
-    }
-    let split = split(text(gguf, PRE)?)?;
     let tokens = strings(gguf, TOKENS)?;
-    let mut tokenizer = Tokenizer::new(bpe(&tokens, strings(gguf, MERGES)?)?);
-    let bytes = ByteLevel::new(false, true, true);
-    let mut steps = vec![PreTokenizerWrapper::from(bytes)];
-    if split.digits {
-        steps.insert(0, Digits::new(true).into());
-    }
-    tokenizer.with_pre_tokenizer(Some(Sequence::new(steps))).with_decoder(Some(bytes));
+    let mut tokenizer = match text(gguf, MODEL)? {
+        "gpt2" => byte_level(gguf, &tokens)?,
+        "llama" => spm::build(gguf, &tokens)?,
+        model => {
+            let found = model.chars().take(80).collect();
+            let known = "gpt2 (byte-level BPE) and llama (SentencePiece)";
+            return Err(TokenizerError::UnknownKind { found, known });
+        }
+    };
     if gguf.metadata.get(ADD_BOS).and_then(GgufValue::bool) == Some(true) {
         tokenizer.with_post_processor(Some(bos_first(gguf, &tokens)?));
     }
@@ -57,33 +72,56 @@ pub(super) fn build(gguf: &Gguf) -> Result<Tokenizer, TokenizerError> {
     Ok(tokenizer)
 }
 
-fn split(pre: &str) -> Result<Split, TokenizerError> {
-    let known = SPLITS.iter().find(|(name, _)| *name == pre).map(|(_, split)| *split);
+/// Tokens, merges in order of rank, and the cut of `pre`.
+fn byte_level(gguf: &Gguf, tokens: &[String]) -> Result<Tokenizer, TokenizerError> {
+    let cut = cut(text(gguf, PRE)?)?;
+    let merges = strings(gguf, MERGES)?;
+    let (ids, vocab) = vocabulary(tokens)?;
+    check_merges(|token| ids.contains_key(token), merges.iter().map(|merge| pair(merge)))?;
+    let merges =
+        merges.iter().filter_map(|merge| pair(merge)).map(|(l, r)| (l.to_owned(), r.to_owned())).collect();
+    let whole_words = matches!(cut, Cut::Pattern { whole_words: true, .. });
+    let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(whole_words).build();
+    let mut tokenizer = Tokenizer::new(model.map_err(|error| TokenizerError::Build(error.to_string()))?);
+    let decoder = ByteLevel::new(false, true, true);
+    let (first, use_regex): (Option<PreTokenizerWrapper>, bool) = match cut {
+        Cut::Words { digits } => (digits.then(|| Digits::new(true).into()), true),
+        Cut::Pattern { pattern, .. } => {
+            let split = SplitPattern::Regex(pattern.into());
+            let split = Split::new(split, SplitDelimiterBehavior::Isolated, false);
+            (Some(split.map_err(|error| TokenizerError::Build(error.to_string()))?.into()), false)
+        }
+    };
+    let steps = first.into_iter().chain([ByteLevel::new(false, true, use_regex).into()]).collect();
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(steps))).with_decoder(Some(decoder));
+    if matches!(cut, Cut::Pattern { nfc: true, .. }) {
+        tokenizer.with_normalizer(Some(NFC)).map_err(|error| TokenizerError::Build(error.to_string()))?;
+    }
+    Ok(tokenizer)
+}
+
+fn cut(pre: &str) -> Result<Cut, TokenizerError> {
+    let known = CUTS.iter().find(|(names, _)| names.contains(&pre)).map(|(_, cut)| *cut);
     known.ok_or_else(|| TokenizerError::UnknownSplit {
         found: pre.chars().take(80).collect(),
-        known: SPLITS.map(|(name, _)| name).join(", "),
+        known: CUTS.map(|(names, _)| names.join(", ")).join(", "),
     })
 }
 
-fn bpe(tokens: &[String], merges: Vec<String>) -> Result<BPE, TokenizerError> {
+/// The ids of tokens, each of which must be there once; to look up, and as the model takes them.
+pub(super) fn vocabulary(tokens: &[String]) -> Result<(HashMap<&str, u32>, Vocab), TokenizerError> {
     let mut ids = HashMap::with_capacity(tokens.len());
+    let mut vocab = Vocab::new();
     for (id, token) in tokens.iter().enumerate() {
+        let id = u32::try_from(id).map_err(|_| TokenizerError::Build("more than 2^32 tokens".into()))?;
         if let Some(first) = ids.insert(token.as_str(), id) {
             return Err(TokenizerError::Build(format!(
                 "the token `{token}` is there twice, as {first} and {id}"
             )));
         }
+        vocab.insert(token.clone(), id);
     }
-    check_merges(|token| ids.contains_key(token), merges.iter().map(|merge| pair(merge)))?;
-    let merges =
-        merges.iter().filter_map(|merge| pair(merge)).map(|(l, r)| (l.to_owned(), r.to_owned())).collect();
-    let mut vocab = Vocab::new();
-    for (token, id) in ids {
-        let id = u32::try_from(id).map_err(|_| TokenizerError::Build("more than 2^32 tokens".into()))?;
-        vocab.insert(token.to_owned(), id);
-    }
-    let model = BPE::builder().vocab_and_merges(vocab, merges).build();
-    model.map_err(|error| TokenizerError::Build(error.to_string()))
+    Ok((ids, vocab))
 }
 
 /// The two tokens of a merge, `left right`; byte-level tokens hold no space.
@@ -91,14 +129,20 @@ fn pair(merge: &str) -> Option<(&str, &str)> {
     merge.split_once(' ').filter(|(left, right)| !left.is_empty() && !right.is_empty())
 }
 
+/// The kind of each token, where the file says it.
+pub(super) fn kinds(gguf: &Gguf, tokens: &[String]) -> Result<Option<Vec<u64>>, TokenizerError> {
+    let Some(kinds) = gguf.metadata.get(TYPES) else { return Ok(None) };
+    let kinds = kinds.array().and_then(GgufArray::unsigned).ok_or(TokenizerError::Metadata(TYPES))?;
+    if kinds.len() != tokens.len() {
+        return Err(TokenizerError::Build(format!("{} tokens have {} types", tokens.len(), kinds.len())));
+    }
+    Ok(Some(kinds))
+}
+
 /// Tokens that are found in the text before it is split.
 fn added_tokens(gguf: &Gguf, tokens: &[String]) -> Result<Vec<AddedToken>, TokenizerError> {
-    let Some(types) = gguf.metadata.get(TYPES) else { return Ok(Vec::new()) };
-    let types = types.array().and_then(GgufArray::unsigned).ok_or(TokenizerError::Metadata(TYPES))?;
-    if types.len() != tokens.len() {
-        return Err(TokenizerError::Build(format!("{} tokens have {} types", tokens.len(), types.len())));
-    }
-    let added = tokens.iter().zip(types).filter_map(|(token, kind)| match kind {
+    let Some(kinds) = kinds(gguf, tokens)? else { return Ok(Vec::new()) };
+    let added = tokens.iter().zip(kinds).filter_map(|(token, kind)| match kind {
         CONTROL => Some(AddedToken::from(token.as_str(), true)),
         USER_DEFINED => Some(AddedToken::from(token.as_str(), false).normalized(false)),
         _ => None,
@@ -121,7 +165,7 @@ fn bos_first(gguf: &Gguf, tokens: &[String]) -> Result<TemplateProcessing, Token
         .map_err(|error| wrong(error.to_string()))
 }
 
-fn text<'a>(gguf: &'a Gguf, key: &'static str) -> Result<&'a str, TokenizerError> {
+pub(super) fn text<'a>(gguf: &'a Gguf, key: &'static str) -> Result<&'a str, TokenizerError> {
     gguf.metadata.get(key).and_then(GgufValue::str).ok_or(TokenizerError::Metadata(key))
 }
 

@@ -2,6 +2,7 @@
 
 mod gguf;
 mod json;
+mod spm;
 
 use super::checkpoint::Gguf;
 
@@ -66,7 +67,12 @@ impl Tokenizer {
 
     /// A decoder that takes one id after the other.
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream { tokenizer: self, ids: Vec::new(), shown: 0 }
+        self.stream_after(&[])
+    }
+
+    /// The same behind ids whose text is known already: some tokenizers drop a space at the start of a text.
+    pub fn stream_after(&self, before: &[u32]) -> TextStream<'_> {
+        TextStream { tokenizer: self, ids: before.to_vec(), shown: before.len() }
     }
 
     /// Largest id + 1: the rows that an embedding must have.

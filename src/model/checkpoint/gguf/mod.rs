@@ -1,11 +1,14 @@
 //! The GGUF container, versions 2 and 3 (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>).
 
 mod config;
+mod parts;
+mod rope;
 mod value;
 
 use std::collections::BTreeMap;
 
 pub(crate) use config::config;
+pub(crate) use parts::{file_name, open};
 pub use value::{Array, Value};
 
 use self::value::Cursor;
@@ -14,7 +17,7 @@ use super::stored::{Declared, Gaps, Stored, located};
 use crate::device::Bytes;
 use crate::ops::Dtype;
 
-const SUPPORTED: &str = "F32, F16, BF16, Q8_0, Q4_0 and Q4_1";
+const SUPPORTED: &str = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K";
 
 /// A parsed header. Names and shapes of tensors are GGUF's, the order of the shapes is slowest first.
 #[derive(Debug)]
@@ -119,7 +122,14 @@ fn dtype(kind: u32) -> Option<Dtype> {
         1 => Dtype::F16,
         2 => Dtype::Q4_0,
         3 => Dtype::Q4_1,
+        6 => Dtype::Q5_0,
+        7 => Dtype::Q5_1,
         8 => Dtype::Q8_0,
+        10 => Dtype::Q2K,
+        11 => Dtype::Q3K,
+        12 => Dtype::Q4K,
+        13 => Dtype::Q5K,
+        14 => Dtype::Q6K,
         30 => Dtype::Bf16,
         _ => return None,
     })
@@ -128,14 +138,7 @@ fn dtype(kind: u32) -> Option<Dtype> {
 /// The name of a ggml type, so that an error can say what a file holds.
 fn type_name(kind: u32) -> String {
     let known = match kind {
-        6 => "Q5_0",
-        7 => "Q5_1",
         9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
-        12 => "Q4_K",
-        13 => "Q5_K",
-        14 => "Q6_K",
         15 => "Q8_K",
         16 => "IQ2_XXS",
         17 => "IQ2_XS",

@@ -33,6 +33,7 @@ pub(super) type Read<T> = Result<T, String>;
 /// Arrays inside arrays inside arrays: deeper ones mean nothing to any reader.
 const MAX_DEPTH: usize = 4;
 
+const F32: u32 = 6;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
@@ -47,6 +48,12 @@ impl Array {
     pub fn unsigned(&self) -> Option<Vec<u64>> {
         let mut cursor = Cursor::new(&self.bytes);
         (0..self.len).map(|_| cursor.value(self.kind, 0).ok()?.unsigned()).collect()
+    }
+
+    /// The elements of an array of f32; `None` for other arrays.
+    pub fn reals(&self) -> Option<Vec<f32>> {
+        let (numbers, _) = self.bytes.as_slice().as_chunks::<4>();
+        (self.kind == F32).then(|| numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 }
 
@@ -137,7 +144,7 @@ impl<'a> Cursor<'a> {
             3 => Value::Signed(self.array().map(i16::from_le_bytes)?.into()),
             4 => Value::Unsigned(self.u32()?.into()),
             5 => Value::Signed(self.array().map(i32::from_le_bytes)?.into()),
-            6 => Value::F32(self.array().map(f32::from_le_bytes)?),
+            F32 => Value::F32(self.array().map(f32::from_le_bytes)?),
             7 => match self.array()? {
                 [0] => Value::Bool(false),
                 [1] => Value::Bool(true),
