@@ -52,6 +52,7 @@ impl<'a> Stream<'a> {
         };
         let on_device = match encoder {
             Encoder::Reference | Encoder::Batch(Device::Host) => None,
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
             Encoder::Batch(device) => Some(DeviceCalibration::new(device, config, &calibration)?),
         };
         let hidden = Arc::new(hidden);
