@@ -3,7 +3,6 @@
 
 mod common;
 
-use lapidary::device::Device;
 use lapidary::device::arena::{Arena, Layout, View};
 use lapidary::ops::attention::Heads;
 use lapidary::ops::attention_batch::{Attention, CachedAttention, attention_batch, attention_cached};
@@ -20,18 +19,9 @@ const TOLERANCE: f64 = 4e-6;
 /// The same for attention: scores of up to sqrt(128), in an exponential.
 const ATTENTION_TOLERANCE: f64 = 2e-5;
 
-fn devices() -> Vec<Device> {
-    let mut devices = vec![Device::Host];
-    #[cfg(feature = "cuda")]
-    devices.extend(common::cuda().map(Device::Cuda));
-    #[cfg(feature = "wgpu")]
-    devices.extend(common::wgpu().map(Device::Wgpu));
-    devices
-}
-
 /// Runs a body once a device.
 fn on_every_device(body: impl Fn(&mut Sheet)) {
-    for device in devices() {
+    for device in common::devices() {
         let mut arena = Arena::new(&device, LEN).unwrap();
         arena.write(0, &vec![f32::NAN; LEN]);
         println!("{}", device.name());

@@ -17,15 +17,6 @@ use lapidary::model::sample::SampleParams;
 use lapidary::model::text::Text;
 use lapidary::model::{Cache, Checkpoint, Config, Decoder, Family, Linear, LinearName, Site, SplitMix64};
 
-fn devices() -> Vec<Device> {
-    let mut devices = vec![Device::Host];
-    #[cfg(feature = "cuda")]
-    devices.extend(common::cuda().map(Device::Cuda));
-    #[cfg(feature = "wgpu")]
-    devices.extend(common::wgpu().map(Device::Wgpu));
-    devices
-}
-
 fn calibration(checkpoint: &Checkpoint, params: CalibrationParams) -> Calibration {
     let text = fs::read_to_string(common::tiny("calibration.txt")).unwrap();
     let text = Text::from_memory("calibration.txt", &text).unwrap();
@@ -84,7 +75,7 @@ fn compare_on(checkpoint: &Checkpoint, calibration: &Calibration) {
     pack_block(&mut decoder, 0);
     let mut packed = stream.clone();
     advance(decoder.block(0), calibration, &mut packed);
-    for device in devices() {
+    for device in common::devices() {
         let mut run = DeviceCalibration::new(&device, checkpoint.config(), calibration).unwrap();
         let name = device.name();
         let grams = run.capture_grams(whole.block(0), calibration, &stream).unwrap();
@@ -152,7 +143,7 @@ fn an_activation_that_is_not_finite_is_named_as_on_the_host() {
         let decoder = Decoder::load(&checkpoint).unwrap();
         let stream = decoder.embed(calibration.windows.tokens()).unwrap();
         let expected = capture_grams(decoder.block(1), &calibration, &stream).err().unwrap();
-        for device in devices() {
+        for device in common::devices() {
             let mut run = DeviceCalibration::new(&device, checkpoint.config(), &calibration).unwrap();
             let found = run.capture_grams(decoder.block(1), &calibration, &stream).err().unwrap();
             let CaptureError::Activation(found) = found else { panic!("{found}") };
@@ -166,7 +157,7 @@ fn a_model_without_room_is_refused_with_a_figure() {
     let params = CalibrationParams { window: 64, fit_tokens: Some(64), heldout_tokens: Some(64) };
     let calibration = calibration(&embedded(), params);
     let huge = Config { hidden: 1 << 18, intermediate: 1 << 19, ..tiny::config(true) };
-    for device in devices() {
+    for device in common::devices() {
         match DeviceCalibration::new(&device, &huge, &calibration).err() {
             Some(ForwardError::Device(error @ DeviceError::Memory { .. })) => {
                 assert!(error.to_string().contains("one calibration window of 64 positions"), "{error}");
@@ -207,7 +198,7 @@ fn check_cached_logits(checkpoint: &Checkpoint) {
         .flat_map(|p| (0..sequences).map(move |s| (s, p)))
         .map(|(s, p)| decoder.next_logits(&[tokens(s, p)], &mut caches[s]).unwrap())
         .collect();
-    for device in devices() {
+    for device in common::devices() {
         let params = DecodeParams { sequences, positions: steps };
         let mut run = DeviceDecoder::new(&device, &decoder, params).unwrap();
         for p in 0..steps {
@@ -239,7 +230,7 @@ fn a_text_does_not_depend_on_the_others() {
             ends: &ends,
         })
         .collect();
-    for device in devices() {
+    for device in common::devices() {
         let write = |sequences: usize| {
             let params = DecodeParams { sequences, positions: 12 };
             DeviceDecoder::new(&device, &decoder, params).unwrap().generate(&requests).unwrap()

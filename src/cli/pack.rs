@@ -7,7 +7,6 @@ use clap::ValueEnum;
 use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::compress::calibration::CalibrationParams;
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
 use lapidary::compress::fit::check_fits;
 use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
@@ -83,10 +82,9 @@ fn encoder(args: &Args, checkpoint: &Checkpoint, recipe: &Recipe, plan: &Plan) -
     let config = checkpoint.config();
     let assignments = plan.resolve(config.layers).into_diagnostic()?;
     // The host has the reference, which asks for no room beforehand.
-    let device = args.device.open_for(|device| match device {
-        Device::Host => Ok(()),
-        #[cfg(any(feature = "cuda", feature = "wgpu"))]
-        device => check_fits(device, recipe, config, &assignments),
+    let device = args.device.open_for(|device| match matches!(device, Device::Host) {
+        true => Ok(()),
+        false => check_fits(device, recipe, config, &assignments),
     })?;
     match (device, args.precision) {
         (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),

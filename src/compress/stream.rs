@@ -52,6 +52,7 @@ impl<'a> Stream<'a> {
         };
         let on_device = match encoder {
             Encoder::Reference | Encoder::Batch(Device::Host) => None,
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
             Encoder::Batch(device) => match DeviceCalibration::new(device, config, &calibration) {
                 Ok(on_device) => Some(on_device),
                 Err(error) if error.is_unsupported() => {

@@ -78,12 +78,12 @@ pub fn wgpu() -> Option<lapidary::device::wgpu::Wgpu> {
 
 /// The host, and every device that is there.
 pub fn devices() -> Vec<lapidary::device::Device> {
-    let mut devices = vec![lapidary::device::Device::Host];
+    let devices = [lapidary::device::Device::Host].into_iter();
     #[cfg(feature = "cuda")]
-    devices.extend(cuda().map(lapidary::device::Device::Cuda));
+    let devices = devices.chain(cuda().map(lapidary::device::Device::Cuda));
     #[cfg(feature = "wgpu")]
-    devices.extend(wgpu().map(lapidary::device::Device::Wgpu));
-    devices
+    let devices = devices.chain(wgpu().map(lapidary::device::Device::Wgpu));
+    devices.collect()
 }
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
