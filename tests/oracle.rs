@@ -107,16 +107,10 @@ fn smollm2_has_candles_logits() {
     }
 }
 
-#[test]
-fn gemma3_has_candles_logits() {
-    let Some(path) = common::gemma3() else { return };
-    let checkpoint = Checkpoint::open(path).unwrap();
+/// Candle's Gemma 3 over the weights of a checkpoint.
+fn candle_gemma(checkpoint: &Checkpoint) -> gemma3::Model {
     let config = checkpoint.config();
     let sliding = config.sliding.as_ref().unwrap();
-    assert_eq!(
-        (sliding.window, sliding.layers[..6].to_vec()),
-        (512, vec![true, true, true, true, true, false])
-    );
     let weights: HashMap<String, Tensor> = (checkpoint.names())
         .map(|name| {
             let tensor = checkpoint.tensor(name).unwrap();
@@ -141,26 +135,71 @@ fn gemma3_has_candles_logits() {
         query_pre_attn_scalar: config.score_scalar.unwrap() as usize,
         sliding_window: sliding.window,
         sliding_window_pattern: 6,
-        max_position_embeddings: 128,
+        max_position_embeddings: 1024,
     };
-    let device = Device::Cpu;
-    let builder = candle_nn::VarBuilder::from_tensors(weights, DType::F32, &device);
-    let mut model = gemma3::Model::new(false, &gemma_config, builder).unwrap();
+    let builder = candle_nn::VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
+    gemma3::Model::new(false, &gemma_config, builder).unwrap()
+}
+
+/// The next token's logits after each of the tokens.
+fn candle_steps<'a>(
+    model: &'a mut gemma3::Model,
+    tokens: &'a [u32],
+) -> impl Iterator<Item = Vec<f32>> + use<'a> {
+    tokens.iter().enumerate().map(|(position, token)| {
+        let input = Tensor::new(&[[*token]], &Device::Cpu).unwrap();
+        model.forward(&input, position).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    })
+}
+
+#[test]
+fn gemma3_has_candles_logits() {
+    let Some(path) = common::gemma3() else { return };
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let config = checkpoint.config();
+    let sliding = config.sliding.as_ref().unwrap();
+    assert_eq!((sliding.window, &sliding.layers[..6]), (512, &[true, true, true, true, true, false][..]));
     // The start token and "The capital of France is", then every 4,099th token of the vocabulary.
     let mut tokens = vec![2, 818, 5279, 529, 7001, 563];
     tokens.extend((0..26).map(|k| 4099 * (k + 1) % config.vocab as u32));
-    let mut step = |(position, token): (usize, &u32)| {
-        let input = Tensor::new(&[[*token]], &device).unwrap();
-        model.forward(&input, position).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-    };
-    let theirs: Vec<Vec<f32>> = tokens.iter().enumerate().map(&mut step).collect();
+    let theirs: Vec<Vec<f32>> = candle_steps(&mut candle_gemma(&checkpoint), &tokens).collect();
     let decoder = Decoder::load(&checkpoint).unwrap();
-    let largest = theirs.iter().flatten().fold(0f32, |most, z| most.max(z.abs()));
     for ours in our_logits(&decoder, &tokens, &[1, 3, 20]) {
         let worst = largest_difference(&ours, &theirs);
-        println!("largest difference of {} logits up to {largest}: {worst:e}", ours.len());
+        println!("largest difference of {} logits: {worst:e}", ours.len());
         assert!(worst <= TOLERANCE, "largest difference {worst:e}");
     }
+}
+
+#[test]
+fn gemma3_has_candles_perplexity_beyond_its_window() {
+    /// Largest relative difference of the perplexities.
+    const WITHIN: f64 = 1e-3;
+    let (Some(path), Some(text)) = (common::gemma3(), common::data("text/wikitext2-test.txt")) else {
+        return;
+    };
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let text = std::fs::read_to_string(text).unwrap();
+    let mut tokens = vec![2];
+    tokens.extend(&checkpoint.tokenizer().unwrap().encode(&text[..4000]).unwrap()[..700]);
+    let nll = |logits: &[f32], next: u32| -> f64 {
+        let most = logits.iter().fold(f32::MIN, |most, z| most.max(*z));
+        let sum: f64 = logits.iter().map(|z| f64::from(z - most).exp()).sum();
+        sum.ln() - f64::from(logits[next as usize] - most)
+    };
+    let next = tokens[1..].iter().copied();
+    let theirs: f64 = candle_steps(&mut candle_gemma(&checkpoint), &tokens)
+        .zip(next.clone())
+        .map(|(logits, next)| nll(&logits, next))
+        .sum();
+    let decoder = Decoder::load(&checkpoint).unwrap();
+    let hidden = decoder.hidden(&tokens, Run::Windows { len: tokens.len() }, &mut NoCapture).unwrap();
+    let rows = hidden.chunks_exact(checkpoint.config().hidden);
+    let ours: f64 = rows.zip(next).map(|(row, next)| nll(&decoder.logits(row), next)).sum();
+    let count = (tokens.len() - 1) as f64;
+    let [ours, theirs] = [ours, theirs].map(|sum| (sum / count).exp());
+    println!("perplexity {ours}, candle's {theirs}");
+    assert!((ours / theirs - 1.0).abs() <= WITHIN, "perplexity {ours}, candle's {theirs}");
 }
 
 #[test]

@@ -63,7 +63,11 @@ impl Config {
         match self.family {
             Family::Qwen2 | Family::Qwen3 => config["use_sliding_window"] = self.sliding.is_some().into(),
             Family::Gemma3 => {
-                config["query_pre_attn_scalar"] = json!(self.score_scalar);
+                // The reference takes a whole number.
+                config["query_pre_attn_scalar"] = match self.score_scalar {
+                    Some(scalar) if scalar.fract() == 0.0 => json!(scalar as u64),
+                    other => json!(other),
+                };
                 let local = self.sliding.as_ref().map(|sliding| sliding.rope.theta);
                 config["rope_local_base_freq"] = json!(local);
             }
