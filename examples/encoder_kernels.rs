@@ -1,4 +1,4 @@
-//! How fast the encoder's kernels run: `cargo run --release --example encoder_kernels -- [cuda|host]`.
+//! How fast the encoder's kernels run: `cargo run --release --example encoder_kernels -- [auto|cuda|wgpu|host]`.
 //!
 //! Prints a line for each kernel and shape: milliseconds, and what that is in operations, bytes or flips a second.
 
