@@ -9,7 +9,7 @@ const LOCAL_THETA: f64 = 10_000.0;
 
 impl Config {
     /// Reads config.json. What it leaves out takes the value that the reference implementation gives it for the
-    /// family (`Defaults`); absent token ids stay absent.
+    /// family; absent token ids stay absent.
     ///
     /// `add_bos` is false: it belongs to the tokenizer's files.
     ///
