@@ -35,9 +35,7 @@ impl Encoder {
             Self::Batch(device) => EncodedBy::of(device),
         }
     }
-}
 
-impl Encoder {
     /// Gets a card's kernels ready, all at once: compiling them one by one as they come would take seconds.
     pub(super) fn prepare(&self) -> Result<(), DeviceError> {
         match self {

@@ -2,23 +2,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 
-use super::{Cuda, EigenScratch, Precision, Solver, Stream, Symmetric};
+use super::{Cuda, EigenScratch, Eigenproblem, Solver, Stream};
 use crate::device::DeviceError;
 
 /// Matrices that a card works on at once. One leaves most of it idle, whatever its order: the reduction to a tridiagonal
 /// matrix is a chain of small steps.
 const LANES: usize = 8;
-
-/// A symmetric matrix on a card, and where its eigenvalues go.
-#[derive(Clone, Copy, Debug)]
-pub struct Eigenproblem {
-    pub order: usize,
-    /// Address of n x n numbers, column-major, the lower triangle read; then the eigenvectors, of 2-norm 1, one after
-    /// another
-    pub matrix: u64,
-    /// Address of n numbers, ascending
-    pub values: u64,
-}
 
 /// Symmetric eigenproblems in f64, several at once, each on a stream and a thread of its own.
 pub struct EigenSolver {
@@ -74,9 +63,7 @@ impl Lane {
     /// # Safety
     /// As for [`EigenSolver::solve`].
     unsafe fn solve(&mut self, problem: Eigenproblem) -> Result<bool, DeviceError> {
-        let Eigenproblem { order, matrix: matrices, values } = problem;
-        let problem = Symmetric { precision: Precision::F64, order, count: 1, matrices, values };
-        let scratch = match self.scratch.entry(order) {
+        let scratch = match self.scratch.entry(problem.order) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => place.insert(self.solver.eigen_scratch(problem)?),
         };

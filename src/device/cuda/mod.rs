@@ -20,10 +20,10 @@ use super::{DeviceError, Telemetry};
 
 pub use blas::{Blas, Matrix, Op, Triangle};
 pub use buffer::{Buffer, Pinned, Registered};
-pub use eigen::{EigenSolver, Eigenproblem};
+pub use eigen::EigenSolver;
 pub use graph::Graph;
 pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version, prepare};
-pub use solver::{EigenScratch, Precision, Solver, Symmetric};
+pub use solver::{EigenScratch, Eigenproblem, Solver};
 pub use stream::{Event, Stream};
 
 /// The oldest driver that the bindings know: CUDA 13.0.

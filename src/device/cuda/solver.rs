@@ -77,150 +77,91 @@ impl Solver {
     }
 }
 
-/// Symmetric matrices whose eigenpairs are wanted: column-major, of one order, one after another without gaps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Symmetric {
-    pub precision: Precision,
+/// A symmetric matrix on a card, and where its eigenvalues go.
+#[derive(Clone, Copy, Debug)]
+pub struct Eigenproblem {
     pub order: usize,
-    /// How many; several go through a solver that works on all of them at once.
-    pub count: usize,
-    /// Address of the first matrix.
-    pub matrices: u64,
-    /// Address of the eigenvalues: `order` for each matrix.
+    /// Address of n x n numbers, column-major, the lower triangle read; then the eigenvectors, of 2-norm 1, one after
+    /// another
+    pub matrix: u64,
+    /// Address of n numbers, ascending
     pub values: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Precision {
-    F32,
-    F64,
 }
 
 /// Bytes that [`Solver::eigen`] works in.
 pub struct EigenScratch {
     device: Buffer<u8>,
     host: Vec<u8>,
-    /// For each matrix 0, or how many values did not converge.
+    /// 0, or how many values did not converge.
     pub info: Buffer<i32>,
 }
 
 impl Solver {
-    /// Scratch for eigenpairs of such matrices.
-    pub fn eigen_scratch(&self, problem: Symmetric) -> Result<EigenScratch, DeviceError> {
+    /// Scratch for the eigenpairs of a matrix of this order.
+    pub fn eigen_scratch(&self, problem: Eigenproblem) -> Result<EigenScratch, DeviceError> {
         self.cuda.bind()?;
-        let Symmetric { order, count, matrices, values, .. } = problem;
-        let (kind, n, none) = (kind(problem.precision), order as i64, std::ptr::null_mut());
+        let Eigenproblem { order, matrix, values } = problem;
+        let (n, none) = (order as i64, std::ptr::null_mut());
         let (mut device, mut host) = (0, 0);
-        let (a, w) = (matrices as *const c_void, values as *const c_void);
-        // SAFETY: a query; the matrices are not read.
-        check("cusolverDnXsyev_bufferSize", unsafe {
-            if count == 1 {
-                sys::cusolverDnXsyevd_bufferSize(
-                    self.handle,
-                    none,
-                    VECTORS,
-                    LOWER,
-                    n,
-                    kind,
-                    a,
-                    n,
-                    kind,
-                    w,
-                    kind,
-                    &mut device,
-                    &mut host,
-                )
-            } else {
-                sys::cusolverDnXsyevBatched_bufferSize(
-                    self.handle,
-                    none,
-                    VECTORS,
-                    LOWER,
-                    n,
-                    kind,
-                    a,
-                    n,
-                    kind,
-                    w,
-                    kind,
-                    &mut device,
-                    &mut host,
-                    count as i64,
-                )
-            }
+        let (a, w) = (matrix as *const c_void, values as *const c_void);
+        // SAFETY: a query; the matrix is not read.
+        check("cusolverDnXsyevd_bufferSize", unsafe {
+            sys::cusolverDnXsyevd_bufferSize(
+                self.handle,
+                none,
+                VECTORS,
+                LOWER,
+                n,
+                F64,
+                a,
+                n,
+                F64,
+                w,
+                F64,
+                &mut device,
+                &mut host,
+            )
         })?;
-        let info = Buffer::new(&self.cuda, count)?;
+        let info = Buffer::new(&self.cuda, 1)?;
         Ok(EigenScratch { device: Buffer::new(&self.cuda, device)?, host: vec![0; host], info })
     }
 
-    /// Eigenvalues in ascending order and 2-norm 1 eigenvectors, which take the matrices' places, column by column;
-    /// the lower triangles are read.
+    /// Eigenvalues and eigenvectors; the vectors take the matrix's place.
     ///
     /// # Safety
-    /// Matrices and values cover what the problem says; the scratch was made for it.
-    pub unsafe fn eigen(&self, problem: Symmetric, scratch: &mut EigenScratch) -> Result<(), DeviceError> {
+    /// Matrix and values cover what the problem says; the scratch was made for its order.
+    pub unsafe fn eigen(&self, problem: Eigenproblem, scratch: &mut EigenScratch) -> Result<(), DeviceError> {
         self.cuda.bind()?;
         self.counters.add(Telemetry { launches: 1, ..Telemetry::default() });
-        let Symmetric { order, count, matrices, values, .. } = problem;
-        let (kind, n, none) = (kind(problem.precision), order as i64, std::ptr::null_mut());
-        let (a, w) = (matrices as *mut c_void, values as *mut c_void);
-        let (device, host) = (scratch.device.address() as *mut c_void, scratch.host.as_mut_ptr().cast());
-        let (device_len, host_len) = (scratch.device.len(), scratch.host.len());
-        let info = scratch.info.address() as *mut c_int;
-        // SAFETY: the caller vouches for the matrices; the rest are live buffers.
-        check("cusolverDnXsyev", unsafe {
-            if count == 1 {
-                sys::cusolverDnXsyevd(
-                    self.handle,
-                    none,
-                    VECTORS,
-                    LOWER,
-                    n,
-                    kind,
-                    a,
-                    n,
-                    kind,
-                    w,
-                    kind,
-                    device,
-                    device_len,
-                    host,
-                    host_len,
-                    info,
-                )
-            } else {
-                sys::cusolverDnXsyevBatched(
-                    self.handle,
-                    none,
-                    VECTORS,
-                    LOWER,
-                    n,
-                    kind,
-                    a,
-                    n,
-                    kind,
-                    w,
-                    kind,
-                    device,
-                    device_len,
-                    host,
-                    host_len,
-                    info,
-                    count as i64,
-                )
-            }
+        let Eigenproblem { order, matrix, values } = problem;
+        let (n, none) = (order as i64, std::ptr::null_mut());
+        // SAFETY: the caller vouches for the matrix; the rest are live buffers.
+        check("cusolverDnXsyevd", unsafe {
+            sys::cusolverDnXsyevd(
+                self.handle,
+                none,
+                VECTORS,
+                LOWER,
+                n,
+                F64,
+                matrix as *mut c_void,
+                n,
+                F64,
+                values as *mut c_void,
+                F64,
+                scratch.device.address() as *mut c_void,
+                scratch.device.len(),
+                scratch.host.as_mut_ptr().cast(),
+                scratch.host.len(),
+                scratch.info.address() as *mut c_int,
+            )
         })
     }
 }
 
 const VECTORS: sys::cusolverEigMode_t = sys::cusolverEigMode_t::CUSOLVER_EIG_MODE_VECTOR;
 
-fn kind(precision: Precision) -> sys::cudaDataType {
-    match precision {
-        Precision::F32 => sys::cudaDataType::CUDA_R_32F,
-        Precision::F64 => sys::cudaDataType::CUDA_R_64F,
-    }
-}
+const F64: sys::cudaDataType = sys::cudaDataType::CUDA_R_64F;
 
 const LOWER: sys::cublasFillMode_t = sys::cublasFillMode_t::CUBLAS_FILL_MODE_LOWER;
 
