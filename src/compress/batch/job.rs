@@ -8,7 +8,7 @@ use crate::ops::dots::PARTS;
 pub const SUMS: usize = 2;
 
 /// One candidate of a batch: a weight, the site it reads, and how many paths of which rank it gets.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Job {
     pub site: Site,
     pub shape: Shape,

@@ -75,10 +75,10 @@ pub fn judge(
 }
 
 /// Λ, B and W − Ŵ of what is tried.
-fn measure(arena: &mut Arena, jobs: &[&Job]) {
+fn measure<'a>(arena: &mut Arena, jobs: &[&'a Job]) {
     lambdas(arena, jobs);
-    let scaled = |j: &&Job| {
-        let job = Job::clone(j);
+    let scaled = |j: &&'a Job| {
+        let job = *j;
         (0..j.active)
             .map(move |p| Scale::new(job.path(job.tried.v, p), job.path(job.tried.b, p)).rows(job.g(p)))
     };

@@ -31,7 +31,7 @@ pub fn lambda_grams(arena: &mut Arena, jobs: &[&Job], p: usize) {
 }
 
 /// Brings B, H̃B, WH̃B and BᵀH̃B up to date after g or V of path `p` changed.
-pub fn update(arena: &mut Arena, jobs: &[&Job], p: usize) {
+pub fn update<'a>(arena: &mut Arena, jobs: &[&'a Job], p: usize) {
     let scaled = |j: &&Job| Scale::new(j.path(j.tried.v, p), j.path(j.tried.b, p)).rows(j.g(p));
     scale(arena, &jobs.iter().map(scaled).collect::<Vec<_>>());
     let products = |j: &&Job| {
@@ -39,8 +39,8 @@ pub fn update(arena: &mut Arena, jobs: &[&Job], p: usize) {
         [Gemm::new(j.site.damped, b, j.path(j.tried.hb, p)), Gemm::new(j.weighted, b, j.path(j.tried.wb, p))]
     };
     gemm(arena, &jobs.iter().flat_map(products).collect::<Vec<_>>());
-    let squares = |j: &&Job| {
-        let (job, s) = (Job::clone(j), j.tried);
+    let squares = |j: &&'a Job| {
+        let (job, s) = (*j, j.tried);
         let own = Gemm::new(j.path(s.b, p), j.all(s.hb), j.band(s.bhb, p)).a_transposed();
         let others = j.others(p).map(move |c| {
             Gemm::new(job.path(s.b, c), job.path(s.hb, p), job.block(s.bhb, c, p)).a_transposed()

@@ -112,15 +112,15 @@ pub fn read_flips(arena: &mut Arena, jobs: &[&Job], step: Step) -> Result<Vec<Op
 }
 
 /// Row flips of path `p`: `Q = diag(l)(BᵀH̃B)_pp diag(l)`, `C = (WH̃B_p − Σ_c Λ_c (BᵀH̃B)_cp) diag(l)`.
-pub fn flip_rows(arena: &mut Arena, jobs: &[&Job], p: usize) {
+pub fn flip_rows<'a>(arena: &mut Arena, jobs: &[&'a Job], p: usize) {
     lambdas(arena, jobs);
     let copies = |j: &&Job| {
         let q = Scale::new(j.block(j.tried.bhb, p, p), j.scratch.small[0]).rows(j.l(p)).cols(j.l(p));
         [q, Scale::new(j.path(j.tried.wb, p), j.path(j.scratch.left[0], p))]
     };
     scale(arena, &jobs.iter().flat_map(copies).collect::<Vec<_>>());
-    let explained = |j: &&Job| {
-        let job = Job::clone(j);
+    let explained = |j: &&'a Job| {
+        let job = *j;
         j.others(p).map(move |c| {
             let (lambda, metric) = (job.path(job.scratch.lambda, c), job.block(job.tried.bhb, c, p));
             Gemm::new(lambda, metric, job.path(job.scratch.left[0], p)).alpha(-1.0).beta(1.0)

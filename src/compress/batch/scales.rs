@@ -24,9 +24,9 @@ pub fn scale_sweeps(arena: &mut Arena, jobs: &[&Job], sweeps: usize) {
     }
 }
 
-pub fn fit_l(arena: &mut Arena, jobs: &[&Job]) {
-    let hu = |j: &&Job| {
-        let job = Job::clone(j);
+pub fn fit_l<'a>(arena: &mut Arena, jobs: &[&'a Job]) {
+    let hu = |j: &&'a Job| {
+        let job = *j;
         (0..j.active).map(move |p| {
             Scale::new(job.path(job.tried.u, p), job.path(job.scratch.left[0], p)).rows(job.h(p))
         })
@@ -44,9 +44,9 @@ pub fn fit_l(arena: &mut Arena, jobs: &[&Job]) {
     solve(arena, jobs, |j| (j.width(), j.tried.l));
 }
 
-pub fn fit_h(arena: &mut Arena, jobs: &[&Job]) {
-    let ul = |j: &&Job| {
-        let job = Job::clone(j);
+pub fn fit_h<'a>(arena: &mut Arena, jobs: &[&'a Job]) {
+    let ul = |j: &&'a Job| {
+        let job = *j;
         (0..j.active).map(move |p| {
             Scale::new(job.path(job.tried.u, p), job.path(job.scratch.left[0], p)).cols(job.l(p))
         })
@@ -57,9 +57,9 @@ pub fn fit_h(arena: &mut Arena, jobs: &[&Job]) {
     let first =
         |j: &&Job| Gemm::new(j.path(j.scratch.left[0], 0), j.band(j.tried.bhb, 0), j.all(j.scratch.left[1]));
     gemm(arena, &jobs.iter().map(first).collect::<Vec<_>>());
-    let dots = |j: &&Job| {
+    let dots = |j: &&'a Job| {
         let [m, t, v] = [j.scratch.left[0], j.scratch.left[1], j.tried.wb];
-        let job = Job::clone(j);
+        let job = *j;
         (0..j.active).flat_map(move |p| {
             [
                 Dots { a: job.path(v, p), b: job.path(m, p), out: job.scratch.vectors[p] },
@@ -114,10 +114,10 @@ pub fn fit_g(arena: &mut Arena, jobs: &[&Job], p: usize) {
 }
 
 /// `right[0] −= X_c (Λ_pᵀΛ_c)ᵀ` for the other paths: what they explain already.
-pub fn subtract_others(arena: &mut Arena, jobs: &[&Job], p: usize, x: impl Fn(&Job) -> View) {
+pub fn subtract_others<'a>(arena: &mut Arena, jobs: &[&'a Job], p: usize, x: impl Fn(&Job) -> View) {
     let x = &x;
-    let products = |j: &&Job| {
-        let (job, x) = (Job::clone(j), x(j));
+    let products = |j: &&'a Job| {
+        let (job, x) = (*j, x(j));
         j.others(p).map(move |c| {
             let gram = job.block(job.scratch.gram, p, c);
             Gemm::new(job.path(x, c), gram, job.scratch.right[0]).b_transposed().alpha(-1.0).beta(1.0)
