@@ -6,11 +6,12 @@ mod tiny;
 
 use std::fs;
 
-use lapidary::compress::calibration::{Calibration, CalibrationParams, advance, capture_grams};
+use lapidary::compress::calibration::{Calibration, CalibrationParams, Draft, Source};
 use lapidary::compress::device_calibration::{
     CaptureError, DeviceCalibration, GRAM_TOLERANCE, STREAM_TOLERANCE,
 };
-use lapidary::compress::tensor::Grams;
+use lapidary::compress::recipe::Tokens;
+use lapidary::compress::streams::{Blocks, SiteGrams, Streams};
 use lapidary::device::{Device, DeviceError};
 use lapidary::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
 use lapidary::model::sample::SampleParams;
@@ -21,7 +22,9 @@ fn calibration(checkpoint: &Checkpoint, params: CalibrationParams) -> Calibratio
     let text = fs::read_to_string(common::tiny("calibration.txt")).unwrap();
     let text = Text::from_memory("calibration.txt", &text).unwrap();
     let tokenizer = checkpoint.tokenizer().unwrap();
-    Calibration::prepare(text, &tokenizer, checkpoint.config().start_token(), params).unwrap()
+    let bos = checkpoint.config().start_token();
+    let draft = Draft::prepare(Source::text(text), &tokenizer, bos, params, Tokens::PUBLISHED).unwrap();
+    draft.finish(&[])
 }
 
 fn embedded() -> Checkpoint {
@@ -38,16 +41,22 @@ fn pack_block(decoder: &mut Decoder, layer: usize) {
     }
 }
 
-fn assert_grams(what: &str, found: &[Grams; 4], expected: &[Grams; 4]) {
+fn assert_grams(what: &str, found: &SiteGrams, expected: &SiteGrams) {
     for site in Site::ALL {
-        let (found, expected) = (&found[site as usize], &expected[site as usize]);
-        for (part, found, expected) in
-            [("fit", &found.fit, &expected.fit), ("held-out", &found.heldout, &expected.heldout)]
-        {
+        let (Some(found), Some(expected)) = (&found[site as usize], &expected[site as usize]) else {
+            panic!("{what}: {site:?} was asked for");
+        };
+        let mut parts =
+            vec![("fit", &found.fit, &expected.fit), ("held-out", &found.heldout, &expected.heldout)];
+        for (part, gram, _) in &parts {
+            assert_eq!(*gram, &gram.transpose().to_owned(), "{what}, {site:?}, {part}: symmetric");
+        }
+        assert_eq!(found.cross.is_some(), expected.cross.is_some(), "{what}, {site:?}");
+        parts.extend(found.cross.as_ref().zip(expected.cross.as_ref()).map(|(f, e)| ("cross", f, e)));
+        for (part, found, expected) in parts {
             let apart = (found - expected).norm_max() / expected.norm_max();
             println!("{what}, {site:?}, {part}: {apart:.1e}");
             assert!(apart <= GRAM_TOLERANCE, "{what}, {site:?}, {part}: {apart:.1e} apart");
-            assert_eq!(found, &found.transpose().to_owned(), "{what}, {site:?}: symmetric");
         }
     }
 }
@@ -66,26 +75,41 @@ fn compare(checkpoint: &Checkpoint, params: CalibrationParams) {
 }
 
 fn compare_on(checkpoint: &Checkpoint, calibration: &Calibration) {
-    let mut decoder = Decoder::load(checkpoint).unwrap();
-    let stream = decoder.embed(calibration.windows.tokens()).unwrap();
-    let expected = capture_grams(decoder.block(0), calibration, &stream).unwrap();
-    let mut dense = stream.clone();
-    advance(decoder.block(0), calibration, &mut dense);
-    let whole = decoder.clone();
-    pack_block(&mut decoder, 0);
-    let mut packed = stream.clone();
-    advance(decoder.block(0), calibration, &mut packed);
-    for device in common::devices() {
-        let mut run = DeviceCalibration::new(&device, checkpoint.config(), calibration).unwrap();
-        let name = device.name();
-        let grams = run.capture_grams(whole.block(0), calibration, &stream).unwrap();
-        assert_grams(&name, &grams, &expected);
-        for (what, block, expected) in
-            [("dense", whole.block(0), &dense), ("packed", decoder.block(0), &packed)]
-        {
-            let mut x = stream.clone();
-            run.advance(block, &mut x).unwrap();
-            assert_stream(&format!("{name}, {what}"), &x, expected);
+    let whole = Decoder::load(checkpoint).unwrap();
+    let mut packed = whole.clone();
+    pack_block(&mut packed, 0);
+    let embedded = whole.embed(calibration.windows.tokens()).unwrap();
+    let beside = Blocks { packed: packed.block(0), original: Some(whole.block(0)) };
+    for (what, blocks) in [
+        ("dense", Blocks::one(whole.block(0))),
+        ("packed", Blocks::one(packed.block(0))),
+        ("packed beside the original", beside),
+    ] {
+        let two = blocks.original.is_some();
+        let mut streams = Streams::new(embedded.clone(), two);
+        let expected = streams.capture_grams(blocks, calibration, &Site::ALL).unwrap();
+        streams.advance(blocks, calibration);
+        for device in common::devices() {
+            let config = checkpoint.config();
+            let mut run = DeviceCalibration::new(&device, config, calibration, &embedded, two).unwrap();
+            let what = format!("{}, {what}", device.name());
+            let grams = run.capture_grams(blocks, &Site::ALL).unwrap();
+            assert_grams(&what, &grams, &expected);
+            for site in Site::ALL {
+                let alone = run.capture_grams(blocks, &[site]).unwrap();
+                let of = |grams: &SiteGrams| {
+                    let grams = grams[site as usize].as_ref().unwrap();
+                    (grams.fit.clone(), grams.heldout.clone(), grams.cross.clone())
+                };
+                assert_eq!(of(&alone), of(&grams), "{what}: {site:?} does not depend on the others");
+                assert_eq!(alone.iter().flatten().count(), 1);
+            }
+            run.advance(blocks).unwrap();
+            let found = run.streams().unwrap();
+            assert_stream(&what, &found.packed, &streams.packed);
+            if let (Some(found), Some(expected)) = (&found.original, &streams.original) {
+                assert_stream(&format!("{what}, original"), found, expected);
+            }
         }
     }
 }
@@ -142,10 +166,13 @@ fn an_activation_that_is_not_finite_is_named_as_on_the_host() {
         });
         let decoder = Decoder::load(&checkpoint).unwrap();
         let stream = decoder.embed(calibration.windows.tokens()).unwrap();
-        let expected = capture_grams(decoder.block(1), &calibration, &stream).err().unwrap();
+        let blocks = Blocks::one(decoder.block(1));
+        let streams = Streams::new(stream.clone(), false);
+        let expected = streams.capture_grams(blocks, &calibration, &Site::ALL).err().unwrap();
         for device in common::devices() {
-            let mut run = DeviceCalibration::new(&device, checkpoint.config(), &calibration).unwrap();
-            let found = run.capture_grams(decoder.block(1), &calibration, &stream).err().unwrap();
+            let config = checkpoint.config();
+            let mut run = DeviceCalibration::new(&device, config, &calibration, &stream, false).unwrap();
+            let found = run.capture_grams(blocks, &Site::ALL).err().unwrap();
             let CaptureError::Activation(found) = found else { panic!("{found}") };
             assert_eq!(found.to_string(), expected.to_string(), "{}", device.name());
         }
@@ -158,20 +185,20 @@ fn a_model_without_room_is_refused_with_a_figure() {
     let calibration = calibration(&embedded(), params);
     let huge = Config { hidden: 1 << 18, intermediate: 1 << 19, ..tiny::config(true) };
     for device in common::devices() {
-        match DeviceCalibration::new(&device, &huge, &calibration).err() {
+        match DeviceCalibration::new(&device, &huge, &calibration, &[], false).err() {
             Some(ForwardError::Device(error @ DeviceError::Memory { .. })) => {
                 assert!(error.to_string().contains("one calibration window of 64 positions"), "{error}");
             }
             other => panic!("{:?} of {}", other.map(|e| e.to_string()), device.name()),
         }
         let wide = Config { head_dim: 130, ..tiny::config(true) };
-        let error = DeviceCalibration::new(&device, &wide, &calibration).err().unwrap();
+        let error = DeviceCalibration::new(&device, &wide, &calibration, &[], false).err().unwrap();
         assert!(matches!(error, ForwardError::HeadDim { head_dim: 130 }), "{error}");
         for (family, feature) in [
             (Family::Gemma3, "norms behind attention and the gated unit"),
             (Family::Mistral, "sliding windows, and 64 positions are more than a window of 20"),
         ] {
-            let error = DeviceCalibration::new(&device, &tiny::family(family), &calibration).err().unwrap();
+            let error = DeviceCalibration::new(&device, &tiny::family(family), &calibration, &[], false).err().unwrap();
             assert!(error.is_unsupported() && error.to_string().contains(feature), "{error}");
         }
     }
@@ -233,7 +260,7 @@ fn a_text_does_not_depend_on_the_others() {
     for device in common::devices() {
         let write = |sequences: usize| {
             let params = DecodeParams { sequences, positions: 12 };
-            DeviceDecoder::new(&device, &decoder, params).unwrap().generate(&requests).unwrap()
+            DeviceDecoder::new(&device, &decoder, params).unwrap().generate(&requests, &|_| ()).unwrap()
         };
         let alone = write(1);
         assert_eq!(alone, write(3), "{}", device.name());
@@ -254,7 +281,7 @@ fn bad_requests_are_named() {
     fn request(prompt: &[u32]) -> Request<'_> {
         Request { prompt, sample: SampleParams::default(), most: 1, ends: &[] }
     }
-    let mut error = |prompt: &[u32]| run.generate(&[request(&[1]), request(prompt)]).unwrap_err().to_string();
+    let mut error = |prompt: &[u32]| run.generate(&[request(&[1]), request(prompt)], &|_| ()).unwrap_err().to_string();
     assert!(error(&[]).contains("prompt 1 is empty"));
     assert!(error(&[1; 5]).contains("5 positions"));
     assert!(error(&[1, 99_999]).contains("token 99999 at position 1"));

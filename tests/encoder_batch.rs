@@ -35,7 +35,7 @@ fn grams(n: usize, seed: u64) -> Grams {
         let x = Mat::from_fn(n, tokens, |i, t| heavy[i] * x[(i, t)]);
         &x * x.transpose() * faer::Scale(1.0 / tokens as f64)
     };
-    Grams { fit: gram(4 * n), heldout: gram(2 * n) }
+    Grams { fit: gram(4 * n), heldout: gram(2 * n), cross: None }
 }
 
 fn weight(m: usize, n: usize, seed: u64) -> Vec<f32> {
@@ -72,7 +72,7 @@ fn batches_reach_the_errors_of_the_reference() {
                 let site = &sites[task.site];
                 let input = Input {
                     context: Context::build(&site.fit, 0.03).unwrap(),
-                    grams: Some(Grams { fit: site.fit.clone(), heldout: site.heldout.clone() }),
+                    grams: Some(Grams { fit: site.fit.clone(), heldout: site.heldout.clone(), cross: None }),
                 };
                 let mut recipe = Recipe::nvg();
                 recipe.paths = if *paths == 1 { PathChoice::One } else { PathChoice::Two };
@@ -169,7 +169,7 @@ fn what_a_device_cannot_encode_is_given_back_with_the_reason_and_disturbs_no_oth
     let (mut next, n) = (noise(6), 64);
     let mut bad = grams(n, 2);
     bad.fit[(9, 4)] = f64::NAN;
-    let grams = [grams(n, 1), bad, Grams { fit: Mat::zeros(20_000, 0), heldout: Mat::zeros(0, 0) }];
+    let grams = [grams(n, 1), bad, Grams { fit: Mat::zeros(20_000, 0), heldout: Mat::zeros(0, 0), cross: None }];
     let [left, right] = [(); 2].map(|()| (0..4 * n).map(|_| next()).collect::<Vec<_>>());
     let of_rank_4 = (0..n * n)
         .map(|at| (0..4).map(|k| (left[at / n * 4 + k] * right[at % n * 4 + k]) as f32).sum())

@@ -28,13 +28,15 @@ impl Folder {
     }
 
     fn pack(&self, output: &str, more: &[&str]) -> Command {
+        let mut command = self.pack_without_text(output, &[]);
+        command.arg("--text").arg(common::tiny("calibration.txt")).args(more);
+        command
+    }
+
+    fn pack_without_text(&self, output: &str, more: &[&str]) -> Command {
         let mut command = lapidary();
         command.arg("pack").arg(common::tiny("")).arg("--plan").arg(self.path("plan.toml"));
-        command
-            .arg("--text")
-            .arg(common::tiny("calibration.txt"))
-            .args(["--window", "128", "-o"])
-            .arg(self.path(output));
+        command.args(["--window", "128", "-o"]).arg(self.path(output));
         command.args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -45,7 +47,7 @@ fn lapidary() -> Command {
 }
 
 /// The command under a limit on file sizes, which stands for a full disk: a write fails in the middle of a file.
-/// 300 blocks of 512 bytes are above every payload, below the residual stream and the model.
+/// 300 blocks of 512 bytes are above every payload, below the model.
 #[cfg(unix)]
 fn limited(pack: &Command) -> Command {
     let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
@@ -153,14 +155,26 @@ fn the_whole_model_is_packed_verified_and_runs() {
 
 #[test]
 fn killed_at_any_moment_it_resumes_to_the_same_bytes() {
+    killed_at_any_moment(&[]);
+}
+
+#[test]
+fn killed_with_two_streams_and_a_text_of_its_own_it_resumes_to_the_same_bytes() {
+    killed_at_any_moment(&["--recipe", "nvg2", "--fit-tokens", "1024", "--heldout-tokens", "256"]);
+}
+
+fn killed_at_any_moment(recipe: &[&str]) {
     let folder = Folder::new();
-    success(folder.pack("whole", &[]));
+    success(folder.pack("whole", recipe));
     let partial = folder.path("out.partial");
     let mut kills = 0;
     let began = Instant::now();
     loop {
-        let resume: &[&str] = if partial.join("identity.json").exists() { &["--resume"] } else { &[] };
-        let mut child = folder.pack("out", resume).spawn().unwrap();
+        let mut command = folder.pack("out", recipe);
+        if partial.join("identity.json").exists() {
+            command.arg("--resume");
+        }
+        let mut child = command.spawn().unwrap();
         let before = records(&partial);
         // Killed as soon as it has made any progress: at every tensor, and in between.
         while child.try_wait().unwrap().is_none() && records(&partial) <= before {
@@ -265,22 +279,30 @@ fn a_journal_is_never_lost_or_mixed_up() {
 }
 
 #[test]
-fn a_damaged_residual_stream_is_noticed() {
+fn a_damaged_self_written_text_is_noticed() {
     let folder = Folder::new();
-    let mut child = folder.pack("out", &[]).spawn().unwrap();
-    let hidden = folder.path("out.partial").join("hidden-1.f32");
-    while !hidden.exists() {
+    let own = ["--recipe", "nvg2", "--text", "self", "--fit-tokens", "512", "--heldout-tokens", "128"];
+    let mut child = folder.pack_without_text("out", &own).spawn().unwrap();
+    let tokens = folder.path("out.partial").join("self-written.tokens");
+    while !tokens.exists() {
         assert!(child.try_wait().unwrap().is_none(), "finished too early");
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    let mut bytes = fs::read(&hidden).unwrap();
-    bytes[1001] ^= 64;
-    fs::write(&hidden, bytes).unwrap();
-    assert!(failure(folder.pack("out", &["--resume"])).contains("hidden-1.f32 is damaged"));
-    fs::remove_file(&hidden).unwrap();
-    success(folder.pack("out", &["--resume"]));
-    success(folder.pack("whole", &[]));
+    let written = fs::read(&tokens).unwrap();
+    let mut bytes = written.clone();
+    bytes[101] ^= 1;
+    fs::write(&tokens, bytes).unwrap();
+    let resume = || {
+        let mut command = folder.pack_without_text("out", &own);
+        command.arg("--resume");
+        command
+    };
+    assert!(failure(resume()).contains("self-written.tokens is damaged"));
+    // Written again, it is the same.
+    fs::remove_file(&tokens).unwrap();
+    success(resume());
+    success(folder.pack_without_text("whole", &own));
     assert_same_files(&folder.path("whole"), &folder.path("out"));
 }
 

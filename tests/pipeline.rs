@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use lapidary::compress::calibration::CalibrationParams;
+use lapidary::compress::calibration::{CalibrationParams, Source};
 use lapidary::compress::journal::Journal;
 use lapidary::compress::observer::{Event, Observer, Silent};
 use lapidary::compress::plan::Plan;
@@ -263,7 +263,7 @@ fn the_first_block_of_smollm2() {
         plan: Plan::from_toml(plan, None).unwrap(),
         recipe: Recipe::nvg(),
         encoder: Encoder::Reference,
-        text: Some(Text::read(&[text]).unwrap()),
+        texts: Source::text(Text::read(&[text]).unwrap()),
         calibration: CalibrationParams { window: 512, fit_tokens: Some(4096), heldout_tokens: Some(1024) },
         resume: false,
     };

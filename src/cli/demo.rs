@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use miette::{IntoDiagnostic, Result, WrapErr};
 
-use lapidary::compress::calibration::CalibrationParams;
+use lapidary::compress::calibration::{CalibrationParams, Source};
 use lapidary::compress::observer::Silent;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
@@ -168,7 +168,7 @@ fn packed_row(
         plan: Plan::uniform(bits),
         recipe: Recipe::of(recipe),
         encoder: Encoder::Reference,
-        text: Some(Text::from_memory("calibration.txt", CALIBRATION).into_diagnostic()?),
+        texts: Source::text(Text::from_memory("calibration.txt", CALIBRATION).into_diagnostic()?),
         calibration: CalibrationParams { window: WINDOW, fit_tokens: None, heldout_tokens: None },
         resume: false,
     };

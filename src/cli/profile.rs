@@ -19,14 +19,16 @@ struct State {
     /// The stage under way, and its block.
     stage: Option<(usize, Stage)>,
     blocks: BTreeMap<usize, Block>,
+    /// Since when the model writes its calibration text, and how long that took.
+    text: (Option<Instant>, f64),
     writing: Option<Instant>,
     tensors: Vec<Tensor>,
 }
 
 #[derive(Clone, Default)]
 struct Block {
-    /// Seconds of calibrating, encoding and running packed.
-    stages: [f64; 3],
+    /// Seconds in the order of [`Stage`].
+    stages: [f64; 4],
     report: Report,
     flips: [usize; 2],
 }
@@ -44,6 +46,7 @@ impl<'a> Profile<'a> {
             since: Instant::now(),
             stage: None,
             blocks: BTreeMap::new(),
+            text: (None, 0.0),
             writing: None,
             tensors: Vec::new(),
         };
@@ -55,8 +58,12 @@ impl<'a> Profile<'a> {
         let Ok(mut state) = self.state.lock() else { return String::new() };
         state.end_stage();
         let writing = state.writing.map_or(0.0, |since| since.elapsed().as_secs_f64());
+        let text = match state.text {
+            (None, _) => String::new(),
+            (_, seconds) => format!("writing the calibration text: {seconds:.2} s\n"),
+        };
         format!(
-            "{}\n\n{}\nwriting the output: {writing:.2} s\n{NOTE}",
+            "{}\n\n{}\n{text}writing the output: {writing:.2} s\n{NOTE}",
             tensors(&state.tensors),
             blocks(&state.blocks)
         )
@@ -64,7 +71,7 @@ impl<'a> Profile<'a> {
 }
 
 /// What the columns are.
-const NOTE: &str = "spectrum: eigenvalues in f64, on NVIDIA cards by their library, elsewhere on the host. Tensors of a block \
+const NOTE: &str = "target: two-stream targets in f64, on the host. spectrum: eigenvalues in f64, on NVIDIA cards by their library, elsewhere on the host. Tensors of a block \
                     go side by side, so a tensor's seconds are those from the block's start to its end; on NVIDIA cards \
                     so do the two numbers of paths, whose steps' seconds add up.";
 
@@ -82,6 +89,10 @@ impl Observer for Profile<'_> {
     fn event(&self, event: Event<'_>) {
         if let Ok(mut state) = self.state.lock() {
             match event {
+                Event::BeginText { .. } => state.text.0 = Some(Instant::now()),
+                Event::Begin { .. } => {
+                    state.text.1 = state.text.0.map_or(0.0, |since| since.elapsed().as_secs_f64());
+                }
                 Event::Stage { layer, stage } => {
                     state.end_stage();
                     state.stage = Some((layer, stage));
@@ -126,7 +137,7 @@ fn tensors(tensors: &[Tensor]) -> Table {
 
 fn blocks(blocks: &BTreeMap<usize, Block>) -> Table {
     let steps = Step::ALL.map(Step::name);
-    let mut head = vec!["block", "calibrate"];
+    let mut head = vec!["block", "calibrate", "target"];
     head.extend(steps);
     head.extend(["encode", "run packed", "flips kept", "MB moved", "launches"]);
     let mut table = Table::new(&head);
@@ -143,12 +154,13 @@ fn blocks(blocks: &BTreeMap<usize, Block>) -> Table {
 
 fn row(name: &str, block: &Block) -> Vec<String> {
     let seconds = |s: f64| format!("{s:.3}");
-    let mut row = vec![name.to_owned(), seconds(block.stages[0])];
+    let stage = |stage: Stage| seconds(block.stages[stage as usize]);
+    let mut row = vec![name.to_owned(), stage(Stage::Calibrate), stage(Stage::Target)];
     row.extend(block.report.seconds.map(seconds));
     let moved = block.report.traffic.bytes_up + block.report.traffic.bytes_down;
     row.extend([
-        seconds(block.stages[1]),
-        seconds(block.stages[2]),
+        stage(Stage::Encode),
+        stage(Stage::Advance),
         (block.flips[0] + block.flips[1]).to_string(),
         format!("{:.0}", moved as f64 / 1e6),
         block.report.traffic.launches.to_string(),

@@ -42,13 +42,21 @@ impl Observer for PackProgress {
     fn event(&self, event: Event<'_>) {
         let Ok(mut state) = self.state.lock() else { return };
         match event {
+            Event::BeginText { tokens } => {
+                state.bar = bar(tokens as u64, "tokens");
+                state.bar.set_message("writing calibration text");
+            }
+            Event::Wrote { tokens } => state.bar.inc(tokens as u64),
             Event::Begin { layers } => {
+                state.bar.finish_and_clear();
+                state.bar = bar(0, "tensors");
                 state.layers = layers;
                 state.bar.set_length(7 * layers as u64);
             }
             Event::Stage { layer, stage } => {
                 let doing = match stage {
                     Stage::Calibrate => "calibrating",
+                    Stage::Target => "aiming",
                     Stage::Encode => "encoding",
                     Stage::Advance => "running packed",
                 };

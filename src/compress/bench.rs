@@ -7,11 +7,13 @@ use rayon::prelude::*;
 
 use super::PackError;
 use super::batch::{Report, SiteInput};
-use super::calibration::{Calibration, CalibrationParams, advance, capture_grams};
+use super::calibration::{CalibrationParams, Draft, Source};
 use super::context::Context;
 use super::recipe::Recipe;
 use super::schedule::{Done, Scheduler, Wanted, encode_stage};
+use super::streams::{Blocks, SiteGrams, Streams};
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
+use super::threads::WholeProducts;
 use crate::blr::Budget;
 use crate::device::arena::{Arena, View};
 use crate::device::{Device, DeviceError};
@@ -74,15 +76,17 @@ pub fn compare(
     say: &dyn Fn(&str),
 ) -> Result<Comparison, PackError> {
     let (tokenizer, bos) = (checkpoint.tokenizer()?, checkpoint.config().start_token());
-    let calibration = Calibration::prepare(params.text, &tokenizer, bos, params.calibration)?;
+    let sources = Source::text(params.text);
+    let draft = Draft::prepare(sources, &tokenizer, bos, params.calibration, params.recipe.tokens())?;
+    let calibration = draft.finish(&[]);
     let mut decoder = Decoder::load(checkpoint)?;
-    let mut hidden = decoder.embed(calibration.windows.tokens())?;
+    let mut streams = Streams::new(decoder.embed(calibration.windows.tokens())?, false);
     let mut scheduler = Scheduler::new(device.clone());
     let (mut tensors, mut missing) = (Vec::new(), Vec::new());
     let (mut reference_s, mut device_s) = (0.0, 0.0);
     for layer in 0..params.blocks.min(checkpoint.config().layers) {
         say(&format!("block {} of {}", layer + 1, params.blocks));
-        let grams = capture_grams(decoder.block(layer), &calibration, &hidden)?;
+        let grams = streams.capture_grams(Blocks::one(decoder.block(layer)), &calibration, &Site::ALL)?;
         let weights: Vec<(LinearName, Vec<f32>, usize)> = (LinearName::ALL.into_iter())
             .filter_map(|name| match decoder.linear(layer, name) {
                 Linear::Dense(tensor) => Some((name, tensor.to_f32(), tensor.rows())),
@@ -115,7 +119,7 @@ pub fn compare(
                 (Outcome::Dense(reason), _) => missing.push(format!("{name_of}: {reason}")),
             }
         }
-        advance(decoder.block(layer), &calibration, &mut hidden);
+        streams.advance(Blocks::one(decoder.block(layer)), &calibration);
     }
     Ok(Comparison { tensors, reference_s, device_s, missing, packed: decoder })
 }
@@ -124,14 +128,14 @@ pub fn compare(
 fn on_device(
     scheduler: &mut Scheduler,
     recipe: &Recipe,
-    grams: &[Grams; 4],
+    grams: &SiteGrams,
     weights: &[(LinearName, Vec<f32>, usize)],
     budget: Budget,
     layer: usize,
 ) -> Vec<Result<f64, String>> {
     let sites = [0, 1, 2, 3].map(|s| SiteInput {
-        width: grams[s].fit.nrows(),
-        grams: Some(&grams[s]),
+        width: grams[s].as_ref().map_or(0, |grams| grams.fit.nrows()),
+        grams: grams[s].as_ref(),
         damping: recipe.needs_text().then_some(recipe.damping),
     });
     let wanted: Vec<Wanted<'_>> = (weights.iter())
@@ -155,16 +159,18 @@ fn on_device(
 
 fn by_reference(
     recipe: &Recipe,
-    grams: [Grams; 4],
+    grams: SiteGrams,
     weights: &[(LinearName, Vec<f32>, usize)],
     budget: Budget,
 ) -> Vec<Outcome> {
     let inputs: Vec<Result<Input, String>> = (Vec::from(grams).into_par_iter())
         .map(|grams| {
+            let grams = grams.ok_or("its input was not calibrated")?;
             let context = Context::build(&grams.fit, recipe.damping).map_err(|e| e.to_string())?;
             Ok(Input { context, grams: Some(grams) })
         })
         .collect();
+    let _whole = WholeProducts::on_many_threads();
     (weights.par_iter())
         .map(|(name, weight, rows)| {
             let cols = weight.len() / rows;
@@ -270,7 +276,7 @@ fn made_up_grams(device: &Device, n: usize, seed: u64) -> Result<Grams, DeviceEr
         // A product's two triangles differ by rounding.
         Ok(Mat::from_fn(n, n, |i, j| f64::from(values[i.max(j) * n + i.min(j)])))
     };
-    Ok(Grams { fit: gram(2 * n)?, heldout: gram(n)? })
+    Ok(Grams { fit: gram(2 * n)?, heldout: gram(n)?, cross: None })
 }
 
 /// A product of n/4 directions whose strengths fall like `(1+j)^−½`, with noise.

@@ -10,7 +10,10 @@ use super::journal::Journal;
 use super::observer::{Event, Observer};
 use super::recipe::Recipe;
 use super::schedule::{Done, Scheduler, Wanted, encode_stage};
+use super::streams::SiteGrams;
+use super::target::Target;
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
+use super::threads::WholeProducts;
 use crate::blr::Budget;
 use crate::model::{Decoder, Linear, LinearName, Site, Tensor};
 
@@ -29,9 +32,35 @@ pub struct BlockEncoder<'a> {
     pub observer: &'a dyn Observer,
 }
 
+/// What the weights of each site are fitted to, in the order of [`Site::ALL`]; `None` for the weights themselves.
+pub type Targets = [Option<Target>; 4];
+
 impl BlockEncoder<'_> {
+    /// The targets of the jobs. A layer whose input has none stays dense, and is no longer among them.
+    pub fn targets(&self, jobs: &mut Vec<Job>, grams: &SiteGrams) -> Result<Targets, PackError> {
+        let Recipe { damping, blend, .. } = *self.recipe;
+        let of = |grams: &Grams| {
+            let cross = grams.cross.as_ref()?;
+            Some(Target::new(&grams.fit, cross, damping, blend).map_err(|error| error.to_string()))
+        };
+        let built: Vec<_> = grams.par_iter().map(|grams| grams.as_ref().and_then(of)).collect();
+        let mut targets: Targets = [const { None }; 4];
+        for (site, built) in Site::ALL.into_iter().zip(built) {
+            match built {
+                Some(Ok(target)) => targets[site as usize] = Some(target),
+                Some(Err(reason)) => {
+                    for job in jobs.extract_if(.., |job| job.name.site() == site) {
+                        self.keep(job.name, Outcome::Dense(reason.clone()), Instant::now())?;
+                    }
+                }
+                None => {}
+            }
+        }
+        Ok(targets)
+    }
+
     /// All tensors side by side; an input whose Gram cannot be factored keeps its layers dense.
-    pub fn encode_by_reference(&self, jobs: &[Job], grams: [Option<Grams>; 4]) -> Result<(), PackError> {
+    pub fn encode_by_reference(&self, jobs: &[Job], targets: &Targets, grams: SiteGrams) -> Result<(), PackError> {
         let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
         let inputs: Vec<_> = sites
             .into_par_iter()
@@ -41,10 +70,13 @@ impl BlockEncoder<'_> {
                 Some(self.input(grams, width))
             })
             .collect();
+        let _whole = WholeProducts::on_many_threads();
         jobs.par_iter().try_for_each(|job| {
             let began = Instant::now();
             let outcome = match &inputs[job.name.site() as usize] {
-                Some(Ok(input)) => encode_tensor(self.weight(job.name)?, input, job.budget, self.recipe),
+                Some(Ok(input)) => {
+                    encode_tensor(self.aim(job.name, targets)?, input, job.budget, self.recipe)
+                }
                 Some(Err(reason)) => Outcome::Dense(reason.clone()),
                 None => Outcome::Dense("its input was not calibrated".into()),
             };
@@ -69,14 +101,13 @@ impl BlockEncoder<'_> {
         &self,
         scheduler: &mut Scheduler,
         jobs: &[Job],
-        mut grams: [Option<Grams>; 4],
+        targets: &Targets,
+        mut grams: SiteGrams,
     ) -> Result<(), PackError> {
         let recipe = self.recipe;
         let began = Instant::now();
-        let weights: Vec<(Vec<f32>, usize)> = jobs
-            .par_iter()
-            .map(|job| self.dense(job.name).map(|t| (t.to_f32(), t.rows())))
-            .collect::<Result<_, _>>()?;
+        let weights: Vec<(Vec<f32>, usize)> =
+            jobs.par_iter().map(|job| self.aim_f32(job.name, targets)).collect::<Result<_, _>>()?;
         let wanted: Vec<Wanted<'_>> = (jobs.iter().zip(&weights))
             .map(|(job, (weight, rows))| {
                 let name = job.name.prefix(self.layer);
@@ -108,7 +139,7 @@ impl BlockEncoder<'_> {
             let width = wanted[k].weight.len() / wanted[k].rows;
             let input = inputs[site].get_or_insert_with(|| self.input(grams[site].take(), width));
             let outcome = match input {
-                Ok(input) => match encode_tensor(self.weight(job.name)?, input, job.budget, recipe) {
+                Ok(input) => match encode_tensor(self.aim(job.name, targets)?, input, job.budget, recipe) {
                     Outcome::Packed(mut packed) => {
                         packed.quality.retried = Some(reason);
                         Outcome::Packed(packed)
@@ -152,10 +183,25 @@ impl BlockEncoder<'_> {
         }
     }
 
-    /// The weight in f64, out x in.
-    fn weight(&self, name: LinearName) -> Result<Mat<f64>, PackError> {
+    /// What a layer is fitted to, in f64, out x in.
+    fn aim(&self, name: LinearName, targets: &Targets) -> Result<Mat<f64>, PackError> {
         let tensor = self.dense(name)?;
         let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
-        Ok(Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j])))
+        let weight = Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j]));
+        Ok(match &targets[name.site() as usize] {
+            Some(target) => target.of(weight.as_ref()),
+            None => weight,
+        })
+    }
+
+    /// The same in f32, row-major, and its rows.
+    fn aim_f32(&self, name: LinearName, targets: &Targets) -> Result<(Vec<f32>, usize), PackError> {
+        let tensor = self.dense(name)?;
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        if targets[name.site() as usize].is_none() {
+            return Ok((tensor.to_f32(), rows));
+        }
+        let aim = self.aim(name, targets)?;
+        Ok(((0..rows * cols).map(|k| aim[(k / cols, k % cols)] as f32).collect(), rows))
     }
 }

@@ -1,35 +1,69 @@
 use serde::{Deserialize, Serialize};
 
-use super::gram::GramSum;
-use super::tensor::Grams;
+use super::recipe::Tokens;
+use super::self_written::WriteParams;
+use crate::model::Tokenizer;
 use crate::model::text::{Text, TextError, TextFile, Windows};
-use crate::model::{Block, Capture, Context, Site, Tokenizer, first_non_finite};
 
-/// Rows of the residual stream that go through a block at once: enough for full speed, few enough that the widest
-/// activation of a 7B model stays below 200 MB.
-const BATCH_ROWS: usize = 4096;
-
-/// Fit and held-out tokens when the command line gives none. Origin: the published encoder's own measurement.
-pub const FIT_TOKENS: usize = 14_848;
-pub const HELDOUT_TOKENS: usize = 3_072;
-
-/// Which windows of the text calibrate.
+/// Which windows of the texts calibrate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CalibrationParams {
     /// Tokens of a window.
     pub window: usize,
-    /// Tokens to fit on and to judge by, rounded down to whole windows. `None`: the defaults, or what a shorter text
-    /// holds, a sixth of it held out.
+    /// Tokens to fit on and to judge by, rounded down to whole windows of each text. `None`: the recipe's, or what a
+    /// shorter text holds, the same share of it held out.
     pub fit_tokens: Option<usize>,
     pub heldout_tokens: Option<usize>,
 }
 
-/// The calibration windows: fit windows first, the last ones held out.
+/// A text that calibrates, and its share of the tokens; shares count relative to each other.
+pub struct Source {
+    pub content: Content,
+    pub share: f64,
+}
+
+pub enum Content {
+    Given(Text),
+    /// The model writes it.
+    SelfWritten(WriteParams),
+}
+
+impl Source {
+    /// One given text.
+    pub fn text(text: Text) -> Vec<Self> {
+        vec![Self { content: Content::Given(text), share: 1.0 }]
+    }
+
+    /// A given text, and as many tokens that the model writes; those alone where no text is given.
+    pub fn mixed(text: Option<Text>, params: WriteParams) -> Vec<Self> {
+        let contents = text.map(Content::Given).into_iter().chain([Content::SelfWritten(params)]);
+        contents.map(|content| Self { content, share: 1.0 }).collect()
+    }
+}
+
+/// A calibration whose windows are counted, the self-written ones still to be written.
+pub struct Draft {
+    len: usize,
+    bos: Option<u32>,
+    parts: Vec<Part>,
+}
+
+struct Part {
+    fit: usize,
+    heldout: usize,
+    content: PartContent,
+}
+
+enum PartContent {
+    Given { windows: Windows, files: Vec<TextFile> },
+    SelfWritten(WriteParams),
+}
+
+/// The calibration windows: fit windows of all texts first, then those held out.
 pub struct Calibration {
     pub windows: Windows,
     pub fit: usize,
     pub heldout: usize,
-    pub texts: Vec<TextFile>,
 }
 
 /// What calibration did, for packing.json.
@@ -39,141 +73,131 @@ pub struct CalibrationRecord {
     pub window: usize,
     pub fit_tokens: usize,
     pub heldout_tokens: usize,
+    /// What of these tokens the model wrote itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub self_written: Option<SelfWritten>,
 }
 
-impl Calibration {
+/// Text that the model wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SelfWritten {
+    pub fit_tokens: usize,
+    pub heldout_tokens: usize,
+    #[serde(flatten)]
+    pub params: WriteParams,
+}
+
+impl Draft {
+    /// Cuts the given texts and counts the windows of each source. `bos` is the start token of a model that asks for
+    /// one, `tokens` what is taken where the parameters name no number.
+    ///
+    /// Errors: a text too short for what was asked for.
     pub fn prepare(
-        text: Text,
+        sources: Vec<Source>,
         tokenizer: &Tokenizer,
         bos: Option<u32>,
         params: CalibrationParams,
+        tokens: Tokens,
     ) -> Result<Self, TextError> {
-        let mut windows = Windows::cut(&text, tokenizer, params.window, bos)?;
-        let (fit, heldout) = split(&windows, params)?;
-        windows.truncate(fit + heldout);
-        Ok(Self { windows, fit, heldout, texts: text.files })
+        let shares: f64 = sources.iter().map(|source| source.share).sum();
+        let parts = sources.into_iter().map(|Source { content, share }| {
+            let part = |tokens: usize| (tokens as f64 * share / shares).round() as usize;
+            let params = CalibrationParams {
+                window: params.window,
+                fit_tokens: params.fit_tokens.map(part),
+                heldout_tokens: params.heldout_tokens.map(part),
+            };
+            let tokens = Tokens { fit: part(tokens.fit), heldout: part(tokens.heldout) };
+            let (available, content) = match content {
+                Content::Given(text) => {
+                    let windows = Windows::cut(&text, tokenizer, params.window, bos)?;
+                    (windows.text_tokens, PartContent::Given { windows, files: text.files })
+                }
+                Content::SelfWritten(params) => (usize::MAX, PartContent::SelfWritten(params)),
+            };
+            let (fit, heldout) = split(available, params, tokens)?;
+            Ok(Part { fit, heldout, content })
+        });
+        Ok(Self { len: params.window, bos, parts: parts.collect::<Result<_, TextError>>()? })
     }
 
     pub fn record(&self) -> CalibrationRecord {
+        let tokens = |of: fn(&Part) -> usize| self.len * self.parts.iter().map(of).sum::<usize>();
+        let files = |part: &Part| match &part.content {
+            PartContent::Given { files, .. } => files.clone(),
+            PartContent::SelfWritten(_) => Vec::new(),
+        };
+        let self_written = self.parts.iter().find_map(|part| match part.content {
+            PartContent::Given { .. } => None,
+            PartContent::SelfWritten(params) => Some(SelfWritten {
+                fit_tokens: part.fit * self.len,
+                heldout_tokens: part.heldout * self.len,
+                params,
+            }),
+        });
         CalibrationRecord {
-            texts: self.texts.clone(),
-            window: self.windows.len,
-            fit_tokens: self.fit * self.windows.len,
-            heldout_tokens: self.heldout * self.windows.len,
+            texts: self.parts.iter().flat_map(files).collect(),
+            window: self.len,
+            fit_tokens: tokens(|part| part.fit),
+            heldout_tokens: tokens(|part| part.heldout),
+            self_written,
         }
+    }
+
+    /// The windows to fit on.
+    pub fn fit(&self) -> usize {
+        self.parts.iter().map(|part| part.fit).sum()
+    }
+
+    /// The windows, with `written` in the places of the self-written ones: as many tokens as the record says.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn finish(self, written: &[u32]) -> Calibration {
+        let own = Windows::of(written, self.len, self.bos);
+        let windows = |part: &Part, from: usize, count: usize| -> Vec<u32> {
+            let of = match &part.content {
+                PartContent::Given { windows, .. } => windows,
+                PartContent::SelfWritten(_) => &own,
+            };
+            of.tokens()[from * of.positions..(from + count) * of.positions].to_vec()
+        };
+        let fit = self.parts.iter().flat_map(|part| windows(part, 0, part.fit));
+        let heldout = self.parts.iter().flat_map(|part| windows(part, part.fit, part.heldout));
+        let tokens = fit.chain(heldout).collect();
+        let count = |of: fn(&Part) -> usize| self.parts.iter().map(of).sum();
+        let (fit, heldout): (usize, usize) = (count(|part| part.fit), count(|part| part.heldout));
+        Calibration { windows: Windows::from_positions(tokens, self.len, self.bos), fit, heldout }
     }
 }
 
-fn split(windows: &Windows, params: CalibrationParams) -> Result<(usize, usize), TextError> {
-    let (window, available) = (params.window, windows.count());
+/// Fit and held-out windows of a text of `available` tokens.
+fn split(available: usize, params: CalibrationParams, tokens: Tokens) -> Result<(usize, usize), TextError> {
+    let (window, windows) = (params.window, available / params.window);
     let whole = |part: &'static str, tokens: usize| match tokens / window {
         0 => Err(TextError::Part { part, tokens, window }),
         count => Ok(count),
     };
     let (fit, heldout) = match (params.fit_tokens, params.heldout_tokens) {
         (None, None) => {
-            let total = available.min(((FIT_TOKENS + HELDOUT_TOKENS) / window).max(2));
-            let heldout = (total * HELDOUT_TOKENS).div_ceil(FIT_TOKENS + HELDOUT_TOKENS);
+            let total = windows.min((tokens.total() / window).max(2));
+            let heldout = (total * tokens.heldout).div_ceil(tokens.total());
             (total - heldout, heldout)
         }
-        (Some(fit), None) => (whole("fit", fit)?, (HELDOUT_TOKENS / window).max(1)),
+        (Some(fit), None) => (whole("fit", fit)?, (tokens.heldout / window).max(1)),
         (None, Some(heldout)) => {
             let heldout = whole("held-out", heldout)?;
-            (available.saturating_sub(heldout).min((FIT_TOKENS / window).max(1)), heldout)
+            (windows.saturating_sub(heldout).min((tokens.fit / window).max(1)), heldout)
         }
         (Some(fit), Some(heldout)) => (whole("fit", fit)?, whole("held-out", heldout)?),
     };
     let needed = fit.max(1).saturating_add(heldout.max(1));
-    if needed > available || fit == 0 {
+    if needed > windows || fit == 0 {
         return Err(TextError::TooShort {
-            tokens: windows.text_tokens,
+            tokens: available,
             needed: needed.max(2).saturating_mul(window),
             what: format!("a fit and a held-out part in windows of {window} tokens"),
         });
     }
     Ok((fit, heldout))
-}
-
-/// A NaN or infinity on its way into a linear layer.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the input of {names} in block {layer} is not finite at calibration position {row}, column {column}: \
-     look for NaN, infinite or overflowing weights in this block or the one before"
-)]
-pub struct ActivationError {
-    pub layer: usize,
-    pub names: String,
-    pub row: usize,
-    pub column: usize,
-}
-
-impl ActivationError {
-    pub(super) fn at(layer: usize, site: Site, row: usize, column: usize) -> Self {
-        let names: Vec<_> = site.linears().iter().map(|name| name.suffix()).collect();
-        Self { layer, names: names.join(", "), row, column }
-    }
-}
-
-/// Grams of the four inputs of a block, in the order of [`Site::ALL`]; `hidden` is the residual stream entering the
-/// block (all positions x width) and stays as it is.
-pub fn capture_grams(
-    block: &Block,
-    calibration: &Calibration,
-    hidden: &[f32],
-) -> Result<[Grams; 4], ActivationError> {
-    let width = hidden.len() / calibration.windows.tokens().len();
-    let window = calibration.windows.positions * width;
-    let (fit, heldout) = hidden.split_at(calibration.fit * window);
-    let collect = |part: &[f32], first: usize| {
-        let mut sums = SiteSums { sums: Site::ALL.map(|_| None), rows: first, bad: None };
-        for batch in part.chunks(batch_len(window, width)) {
-            let mut x = batch.to_vec();
-            block.forward(&mut x, Context::Windows { len: calibration.windows.positions }, &mut sums);
-            sums.rows += batch.len() / width;
-        }
-        sums.finish()
-    };
-    let (fit, heldout) = (collect(fit, 0)?, collect(heldout, fit.len() / width)?);
-    let mut pairs = fit.into_iter().zip(heldout).map(|(fit, heldout)| Grams { fit, heldout });
-    Ok(Site::ALL.map(|_| pairs.next().expect("one pair a site")))
-}
-
-/// Runs the block over all calibration positions, in place.
-pub fn advance(block: &Block, calibration: &Calibration, hidden: &mut [f32]) {
-    let width = hidden.len() / calibration.windows.tokens().len();
-    let positions = calibration.windows.positions;
-    for batch in hidden.chunks_mut(batch_len(positions * width, width)) {
-        block.forward(batch, Context::Windows { len: positions }, &mut crate::model::NoCapture);
-    }
-}
-
-/// Numbers in a batch: whole windows, at least one.
-pub(super) fn batch_len(window: usize, width: usize) -> usize {
-    (BATCH_ROWS * width / window).max(1) * window
-}
-
-struct SiteSums {
-    sums: [Option<GramSum>; 4],
-    rows: usize,
-    bad: Option<ActivationError>,
-}
-
-impl Capture for SiteSums {
-    fn linear_input(&mut self, layer: usize, site: Site, x: &[f32], width: usize) {
-        if let (None, Some((row, column))) = (&self.bad, first_non_finite(x, width)) {
-            self.bad = Some(ActivationError::at(layer, site, self.rows + row, column));
-        }
-        if self.bad.is_none() {
-            self.sums[site as usize].get_or_insert_with(|| GramSum::new(width)).add(x);
-        }
-    }
-}
-
-impl SiteSums {
-    fn finish(self) -> Result<Vec<faer::Mat<f64>>, ActivationError> {
-        match self.bad {
-            Some(error) => Err(error),
-            None => Ok(self.sums.into_iter().flatten().map(GramSum::finish).collect()),
-        }
-    }
 }

@@ -40,30 +40,14 @@ impl Context {
     ///
     /// `gram` is n x n, symmetric; `damping` is ρ, relative to the mean of the diagonal. Cost: about n³.
     pub fn build(gram: &Mat<f64>, damping: f64) -> Result<Self, ContextError> {
-        let n = gram.nrows();
-        for col in 0..n {
-            if let Some(row) = gram.col(col).iter().position(|v| !v.is_finite()) {
-                return Err(ContextError::NotFinite { row, col });
-            }
-        }
-        let mean = (0..n).map(|j| gram[(j, j)]).sum::<f64>() / n as f64;
-        if mean <= 0.0 {
-            return Err(ContextError::Zero);
-        }
-        let mut rho = damping;
-        for tries in 1..=MAX_TRIES {
-            let damped = Mat::from_fn(n, n, |i, j| gram[(i, j)] + if i == j { rho * mean } else { 0.0 });
-            let order = descending_diagonal(&damped);
-            if let (Some(cholesky), Some(r_transposed)) =
-                (lower_cholesky(damped.as_ref()), inverse_factor(&damped, &order))
-            {
-                return Ok(Self { damped, cholesky, order, r_transposed, damping: rho, tries });
-            }
-            if tries < MAX_TRIES {
-                rho = (rho * 10.0).max(1e-6);
-            }
-        }
-        Err(ContextError::NotPositiveDefinite { tries: MAX_TRIES, damping: rho })
+        let factors = |damped: &Mat<f64>| {
+            let order = descending_diagonal(damped);
+            let cholesky = lower_cholesky(damped.as_ref())?;
+            inverse_factor(damped, &order).map(|r_transposed| (cholesky, order, r_transposed))
+        };
+        let Damped { damped, factors, damping, tries, .. } = damp(gram, damping, factors)?;
+        let (cholesky, order, r_transposed) = factors;
+        Ok(Self { damped, cholesky, order, r_transposed, damping, tries })
     }
 
     /// The metric of the data-free baseline: H̃ = I.
@@ -82,6 +66,46 @@ impl Context {
     pub fn width(&self) -> usize {
         self.order.len()
     }
+}
+
+/// H̃ = H + ridge·I, and what it was factored into.
+pub(super) struct Damped<F> {
+    pub damped: Mat<f64>,
+    pub factors: F,
+    /// ρ·tr H/n
+    pub ridge: f64,
+    pub damping: f64,
+    pub tries: usize,
+}
+
+/// Damps a Gram until `factor` succeeds, with ten times the damping at each further try.
+pub(super) fn damp<F>(
+    gram: &Mat<f64>,
+    damping: f64,
+    factor: impl Fn(&Mat<f64>) -> Option<F>,
+) -> Result<Damped<F>, ContextError> {
+    let n = gram.nrows();
+    for col in 0..n {
+        if let Some(row) = gram.col(col).iter().position(|v| !v.is_finite()) {
+            return Err(ContextError::NotFinite { row, col });
+        }
+    }
+    let mean = (0..n).map(|j| gram[(j, j)]).sum::<f64>() / n as f64;
+    if mean <= 0.0 {
+        return Err(ContextError::Zero);
+    }
+    let mut rho = damping;
+    for tries in 1..=MAX_TRIES {
+        let ridge = rho * mean;
+        let damped = Mat::from_fn(n, n, |i, j| gram[(i, j)] + if i == j { ridge } else { 0.0 });
+        if let Some(factors) = factor(&damped) {
+            return Ok(Damped { damped, factors, ridge, damping: rho, tries });
+        }
+        if tries < MAX_TRIES {
+            rho = (rho * 10.0).max(1e-6);
+        }
+    }
+    Err(ContextError::NotPositiveDefinite { tries: MAX_TRIES, damping: rho })
 }
 
 fn descending_diagonal(a: &Mat<f64>) -> Vec<usize> {

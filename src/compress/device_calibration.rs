@@ -1,9 +1,10 @@
-//! Calibration on a device: the block's forward and the sums of its Grams stay there, chunk by chunk.
+//! Calibration on a device: the streams, the block's forward and the sums of its Grams stay there.
 
 use faer::{Mat, MatRef};
 use rayon::prelude::*;
 
-use super::calibration::{ActivationError, Calibration, batch_len};
+use super::calibration::Calibration;
+use super::streams::{ActivationError, Blocks, SiteGrams, Streams, batch_len};
 use super::tensor::Grams;
 use crate::device::arena::{Arena, Layout, View};
 use crate::device::{Device, DeviceError};
@@ -11,6 +12,7 @@ use crate::model::on_device::{DeviceBlock, ForwardError};
 use crate::model::{Block, Config, Site};
 use crate::ops::gemm::{Gemm, gemm};
 use crate::ops::non_finite::{NonFinite, non_finite};
+use crate::ops::scale::{Scale, scale};
 
 /// Largest difference of an entry of a Gram from the host's, relative to its largest entry.
 ///
@@ -27,7 +29,25 @@ pub const STREAM_TOLERANCE: f64 = 1e-4;
 /// the sums of Grams are rounded by chunk, everything else does not depend on their size.
 pub struct DeviceCalibration {
     arena: Arena,
+    packed: Lane,
+    original: Option<Lane>,
     places: Places,
+    fit_rows: usize,
+    rows: usize,
+}
+
+/// One model's way through a block.
+struct Lane {
+    room: DeviceBlock,
+    stream: Stream,
+}
+
+/// The residual stream of all calibration positions.
+enum Stream {
+    /// In the arena.
+    Here(View),
+    /// On the host, where the arena has no room for it: rows travel as they are needed.
+    Host(Vec<f32>),
 }
 
 /// Why inputs were not captured.
@@ -40,13 +60,26 @@ pub enum CaptureError {
 }
 
 /// Where everything lies.
-#[derive(Clone, Copy)]
 struct Places {
-    block: DeviceBlock,
+    /// In the order of the models: packed, original.
+    blocks: Vec<DeviceBlock>,
+    streams: Vec<Option<View>>,
     /// Sums of Grams in the order of [`Site::ALL`], lower triangles.
     grams: [View; 4],
+    /// Sums of cross moments.
+    cross: Option<[View; 4]>,
     /// For each position of one part, the first column that is not finite.
     bad: [usize; 4],
+}
+
+/// How much of it goes at once.
+#[derive(Clone, Copy)]
+struct Extent {
+    models: usize,
+    /// Windows in a chunk
+    windows: usize,
+    /// Whether the streams are in the arena.
+    streams: bool,
 }
 
 impl Places {
@@ -54,138 +87,249 @@ impl Places {
         layout: &mut Layout,
         config: &Config,
         calibration: &Calibration,
-        windows: usize,
+        extent: Extent,
     ) -> Result<Self, ForwardError> {
         let positions = calibration.windows.positions;
         let longest = calibration.fit.max(calibration.heldout) * positions;
-        let grams = Site::ALL.map(|site| {
-            let [_, width] = site.linears()[0].shape(config);
-            layout.matrix(width, width)
-        });
+        let rows = calibration.windows.tokens().len();
+        let stream = |layout: &mut Layout| extent.streams.then(|| layout.matrix(rows, config.hidden));
+        let streams = (0..extent.models).map(|_| stream(layout)).collect();
+        let mut moments = || {
+            Site::ALL.map(|site| {
+                let [_, width] = site.linears()[0].shape(config);
+                layout.matrix(width, width)
+            })
+        };
+        let grams = moments();
+        let cross = (extent.models > 1).then(moments);
         let bad = Site::ALL.map(|_| layout.vector(longest));
-        let block = DeviceBlock::place(layout, config, positions, windows)?;
-        Ok(Self { block, grams, bad })
+        let block = |_| DeviceBlock::place(layout, config, positions, extent.windows);
+        let blocks = (0..extent.models).map(block).collect::<Result<_, _>>()?;
+        Ok(Self { blocks, streams, grams, cross, bad })
     }
 }
 
 impl DeviceCalibration {
-    /// Memory on a device for the calibration of any block of a model.
+    /// Memory on a device for the calibration of any block of a model, and the embedded text in it; with `two`, the
+    /// original runs beside the packed model.
     ///
     /// Errors: what one window needs, where there is not that much.
-    pub fn new(device: &Device, config: &Config, calibration: &Calibration) -> Result<Self, ForwardError> {
+    pub fn new(
+        device: &Device,
+        config: &Config,
+        calibration: &Calibration,
+        embedded: &[f32],
+        two: bool,
+    ) -> Result<Self, ForwardError> {
         let positions = calibration.windows.positions;
-        let largest = Arena::largest(device)?;
-        let numbers = |windows: usize| -> Result<usize, ForwardError> {
+        let largest = Arena::largest(device)?.min(Arena::room(device)?);
+        let numbers = |extent: Extent| -> Result<usize, ForwardError> {
             let mut layout = Layout::default();
-            Places::plan(&mut layout, config, calibration, windows)?;
+            Places::plan(&mut layout, config, calibration, extent)?;
             Ok(layout.most())
         };
-        let mut windows = batch_len(positions, 1).min(calibration.windows.tokens().len()) / positions;
-        while windows > 1 && numbers(windows)? > largest {
-            windows -= 1;
+        let windows = batch_len(positions, 1).min(calibration.windows.tokens().len()) / positions;
+        let mut extent = Extent { models: 1 + usize::from(two), windows, streams: true };
+        while numbers(extent)? > largest && (extent.streams || extent.windows > 1) {
+            match extent.streams {
+                true => extent.streams = false,
+                false => extent.windows -= 1,
+            }
         }
         let mut layout = Layout::default();
-        let places = Places::plan(&mut layout, config, calibration, windows)?;
+        let places = Places::plan(&mut layout, config, calibration, extent)?;
         if layout.most() > largest {
             let what = format!("a block with one calibration window of {positions} positions");
             let [needed, free] = [layout.most(), largest].map(|numbers| numbers as u64 * 4);
             return Err(DeviceError::memory(what, needed, free).into());
         }
         let mut arena = Arena::new(device, layout.most())?;
-        places.block.prepare(&mut arena);
-        Ok(Self { arena, places })
+        let mut lanes = places.blocks.iter().zip(&places.streams).map(|(room, stream)| {
+            room.prepare(&mut arena);
+            let stream = match stream {
+                Some(view) => {
+                    arena.write(view.at, embedded);
+                    Stream::Here(*view)
+                }
+                None => Stream::Host(embedded.to_vec()),
+            };
+            Lane { room: *room, stream }
+        });
+        let packed = lanes.next().expect("one model at least");
+        let original = lanes.next();
+        drop(lanes);
+        let (fit_rows, rows) = (calibration.fit * positions, calibration.windows.tokens().len());
+        Ok(Self { arena, packed, original, places, fit_rows, rows })
     }
 
-    /// What [`capture_grams`](super::calibration::capture_grams) gives, summed in f32 on the device.
+    /// What [`Streams::capture_grams`](super::streams::Streams::capture_grams) gives, summed in f32 on the device.
     pub fn capture_grams(
         &mut self,
-        block: &Block,
-        calibration: &Calibration,
-        hidden: &[f32],
-    ) -> Result<[Grams; 4], CaptureError> {
-        let window = calibration.windows.positions * self.width();
-        let (fit, heldout) = hidden.split_at(calibration.fit * window);
-        self.places.block.load(&mut self.arena, block);
-        let fit_sums = self.collect(block.layer(), fit, 0)?;
-        let heldout_sums = self.collect(block.layer(), heldout, fit.len() / self.width())?;
-        let mut pairs = fit_sums.into_iter().zip(heldout_sums).map(|(fit, heldout)| Grams { fit, heldout });
-        Ok(Site::ALL.map(|_| pairs.next().expect("one pair a site")))
+        blocks: Blocks<'_>,
+        sites: &[Site],
+    ) -> Result<SiteGrams, CaptureError> {
+        self.load(blocks);
+        let layer = blocks.packed.layer();
+        let (mut fit, mut cross) = self.collect(layer, sites, (0, self.fit_rows))?;
+        let (mut heldout, _) = self.collect(layer, sites, (self.fit_rows, self.rows))?;
+        Ok(Site::ALL.map(|site| {
+            let (fit, heldout) = (fit[site as usize].take()?, heldout[site as usize].take()?);
+            Some(Grams { fit, heldout, cross: cross[site as usize].take() })
+        }))
     }
 
-    /// Runs the block over all calibration positions, in place, as [`advance`](super::calibration::advance).
-    pub fn advance(&mut self, block: &Block, hidden: &mut [f32]) -> Result<(), DeviceError> {
-        let Places { block: room, .. } = self.places;
-        let width = self.width();
-        room.load(&mut self.arena, block);
-        for chunk in hidden.chunks_mut(room.most_rows() * width) {
-            let rows = chunk.len() / width;
-            let stream = room.stream(rows);
-            self.arena.write(stream.at, chunk);
-            room.inputs(&mut self.arena, rows);
-            room.finish(&mut self.arena, rows);
-            chunk.copy_from_slice(&self.arena.read(stream.at, stream.len())?);
+    /// Goes through the block, each stream through its own.
+    pub fn advance(&mut self, blocks: Blocks<'_>) -> Result<(), DeviceError> {
+        self.load(blocks);
+        for lane in [Some(&mut self.packed), self.original.as_mut()].into_iter().flatten() {
+            for start in (0..self.rows).step_by(lane.room.most_rows()) {
+                let rows = lane.room.most_rows().min(self.rows - start);
+                lane.enter(&mut self.arena, start, rows);
+                lane.room.inputs(&mut self.arena, rows);
+                lane.room.finish(&mut self.arena, rows);
+                lane.leave(&mut self.arena, start, rows)?;
+            }
         }
-        Ok(())
+        self.arena.finish()
     }
 
-    /// Width of the residual stream.
-    fn width(&self) -> usize {
-        self.places.block.stream(0).cols
+    /// The streams, as far as they have come.
+    pub fn streams(&mut self) -> Result<Streams, DeviceError> {
+        let arena = &mut self.arena;
+        let mut read = |lane: &Lane| match &lane.stream {
+            Stream::Here(view) => arena.read(view.at, view.len()),
+            Stream::Host(stream) => Ok(stream.clone()),
+        };
+        Ok(Streams { packed: read(&self.packed)?, original: self.original.as_ref().map(read).transpose()? })
     }
 
-    /// Grams of one part of the positions; `first` is the first of them.
-    fn collect(&mut self, layer: usize, part: &[f32], first: usize) -> Result<[Mat<f64>; 4], CaptureError> {
-        let Places { block: room, grams, bad } = self.places;
-        let (arena, width) = (&mut self.arena, room.stream(0).cols);
-        let count = part.len() / width;
-        for (index, chunk) in part.chunks(room.most_rows() * width).enumerate() {
-            let (rows, before) = (chunk.len() / width, index * room.most_rows());
-            arena.write(room.stream(rows).at, chunk);
-            room.inputs(arena, rows);
-            let inputs = Site::ALL.map(|site| room.site(site, rows));
-            let searches =
-                Site::ALL.map(|s| NonFinite { a: inputs[s as usize], out: bad[s as usize] + before });
-            non_finite(arena, &searches);
-            let beta = if index == 0 { 0.0 } else { 1.0 };
-            let product = |x: View, sum: View| Gemm::new(x, x, sum).a_transposed().lower().beta(beta);
-            gemm(arena, &Site::ALL.map(|s| product(inputs[s as usize], grams[s as usize])));
+    fn load(&mut self, blocks: Blocks<'_>) {
+        let load = |lane: &Lane, arena: &mut Arena, block: &Block| lane.room.load(arena, block);
+        load(&self.packed, &mut self.arena, blocks.packed);
+        if let Some((lane, block)) = self.original.as_ref().zip(blocks.original) {
+            load(lane, &mut self.arena, block);
         }
-        let mut columns = [const { Vec::new() }; 4];
-        let mut sums = [const { Mat::new() }; 4];
-        for site in Site::ALL {
-            columns[site as usize] = arena.read(bad[site as usize], count)?;
+    }
+
+    /// Grams and cross moments of one part of the positions.
+    #[allow(clippy::type_complexity)]
+    fn collect(
+        &mut self,
+        layer: usize,
+        sites: &[Site],
+        (first, end): (usize, usize),
+    ) -> Result<([Option<Mat<f64>>; 4], [Option<Mat<f64>>; 4]), CaptureError> {
+        let Places { grams, bad, .. } = self.places;
+        let (arena, room) = (&mut self.arena, self.packed.room);
+        let last = sites.iter().max().copied().unwrap_or(Site::Attention);
+        let in_fit = first == 0;
+        let beside = self.original.as_ref().zip(self.places.cross).filter(|_| in_fit);
+        let count = end - first;
+        for start in (first..end).step_by(room.most_rows()) {
+            let rows = room.most_rows().min(end - start);
+            self.packed.enter(arena, start, rows);
+            room.inputs_to(last, arena, rows);
+            let searches = sites.iter().map(|site| NonFinite {
+                a: room.site(*site, rows),
+                out: bad[*site as usize] + start - first,
+            });
+            non_finite(arena, &searches.collect::<Vec<_>>());
+            let beta = if start == first { 0.0 } else { 1.0 };
+            let square = |site: &Site| {
+                let x = room.site(*site, rows);
+                Gemm::new(x, x, grams[*site as usize]).a_transposed().lower().beta(beta)
+            };
+            gemm(arena, &sites.iter().map(square).collect::<Vec<_>>());
+            if let Some((original, cross)) = &beside {
+                original.enter(arena, start, rows);
+                original.room.inputs_to(last, arena, rows);
+                let mixed = |site: &Site| {
+                    let (x, beside) = (room.site(*site, rows), original.room.site(*site, rows));
+                    Gemm::new(beside, x, cross[*site as usize]).a_transposed().beta(beta)
+                };
+                gemm(arena, &sites.iter().map(mixed).collect::<Vec<_>>());
+            }
         }
-        let widths = grams.map(|gram| gram.cols);
-        if let Some((site, row, column)) = first_bad(&columns, widths, batch_len(room.window(), 1)) {
-            return Err(ActivationError::at(layer, site, first + row, column).into());
+        let mut columns = Vec::new();
+        for site in sites {
+            columns.push(arena.read(bad[*site as usize], count)?);
         }
-        for site in Site::ALL {
-            let n = widths[site as usize];
-            sums[site as usize] = symmetric(&arena.read(grams[site as usize].at, n * n)?, n, count);
+        let widths: Vec<usize> = sites.iter().map(|site| grams[*site as usize].cols).collect();
+        if let Some((k, row)) = first_bad(&columns, &widths, batch_len(room.window(), 1)) {
+            let column = columns[k][row] as usize;
+            return Err(ActivationError::at(layer, sites[k], first + row, column).into());
         }
-        Ok(sums)
+        let (mut sums, mut crosses) = ([const { None }; 4], [const { None }; 4]);
+        for site in sites {
+            let gram = grams[*site as usize];
+            sums[*site as usize] = Some(symmetric(&arena.read(gram.at, gram.len())?, gram.cols, count));
+            if let Some((_, cross)) = &beside {
+                let cross = cross[*site as usize];
+                crosses[*site as usize] = Some(mean(&arena.read(cross.at, cross.len())?, cross.cols, count));
+            }
+        }
+        Ok((sums, crosses))
     }
 }
 
-/// The first entry that is not finite, in the order in which the host comes by: batch, site, row.
-fn first_bad(columns: &[Vec<f32>; 4], widths: [usize; 4], batch: usize) -> Option<(Site, usize, usize)> {
-    (0..columns[0].len()).step_by(batch).find_map(|start| {
-        Site::ALL.into_iter().find_map(|site| {
-            let (columns, width) = (&columns[site as usize], widths[site as usize]);
-            let rows = start..(start + batch).min(columns.len());
-            let row = rows.into_iter().find(|row| (columns[*row] as usize) < width)?;
-            Some((site, row, columns[row] as usize))
+impl Lane {
+    /// Rows of the stream on their way into the block.
+    fn enter(&self, arena: &mut Arena, start: usize, rows: usize) {
+        let room = self.room.stream(rows);
+        match &self.stream {
+            Stream::Here(view) => {
+                scale(arena, &[Scale::new(view.part((start, 0), (rows, view.cols)), room)]);
+            }
+            Stream::Host(stream) => {
+                arena.write(room.at, &stream[start * room.cols..(start + rows) * room.cols]);
+            }
+        }
+    }
+
+    /// Rows that left it.
+    fn leave(&mut self, arena: &mut Arena, start: usize, rows: usize) -> Result<(), DeviceError> {
+        let room = self.room.stream(rows);
+        match &mut self.stream {
+            Stream::Here(view) => {
+                scale(arena, &[Scale::new(room, view.part((start, 0), (rows, view.cols)))]);
+            }
+            Stream::Host(stream) => {
+                stream[start * room.cols..(start + rows) * room.cols]
+                    .copy_from_slice(&arena.read(room.at, room.len())?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first entry that is not finite, as site and row, in the order in which the host comes by: batch, site, row.
+fn first_bad(columns: &[Vec<f32>], widths: &[usize], batch: usize) -> Option<(usize, usize)> {
+    let count = columns.first().map_or(0, Vec::len);
+    (0..count).step_by(batch).find_map(|start| {
+        columns.iter().zip(widths).enumerate().find_map(|(k, (columns, width))| {
+            let rows = start..(start + batch).min(count);
+            let row = rows.into_iter().find(|row| (columns[*row] as usize) < *width)?;
+            Some((k, row))
         })
     })
 }
 
 /// The lower triangle of a row-major n x n sum over `count` positions, divided and mirrored.
 fn symmetric(lower: &[f32], n: usize, count: usize) -> Mat<f64> {
-    let mut gram = vec![0.0; n * n];
-    gram.par_chunks_exact_mut(n).enumerate().for_each(|(j, column)| {
+    divided(n, count, |i, j| lower[i.max(j) * n + i.min(j)])
+}
+
+/// A row-major n x n sum over `count` positions, divided.
+fn mean(sum: &[f32], n: usize, count: usize) -> Mat<f64> {
+    divided(n, count, |i, j| sum[i * n + j])
+}
+
+fn divided(n: usize, count: usize, of: impl Fn(usize, usize) -> f32 + Sync) -> Mat<f64> {
+    let mut moment = vec![0.0; n * n];
+    moment.par_chunks_exact_mut(n).enumerate().for_each(|(j, column)| {
         for (i, entry) in column.iter_mut().enumerate() {
-            *entry = f64::from(lower[i.max(j) * n + i.min(j)]) / count as f64;
+            *entry = f64::from(of(i, j)) / count as f64;
         }
     });
-    MatRef::from_column_major_slice(&gram, n, n).to_owned()
+    MatRef::from_column_major_slice(&moment, n, n).to_owned()
 }

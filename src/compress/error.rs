@@ -1,10 +1,10 @@
 use std::path::PathBuf;
 
-use super::calibration::ActivationError;
 use super::fit::FitError;
 use super::journal::JournalError;
 use super::output::OutputError;
 use super::plan::PlanError;
+use super::streams::ActivationError;
 use crate::device::DeviceError;
 use crate::model::on_device::ForwardError;
 use crate::model::text::TextError;
@@ -17,7 +17,7 @@ pub enum PackError {
     OutputExists(PathBuf),
     #[error("{path}: the model is packed already ({tensor}.blr); pack the original instead")]
     AlreadyPacked { path: PathBuf, tensor: String },
-    #[error("the recipe {0} fits to calibration text: name a file with --text")]
+    #[error("the recipe {0} fits to calibration text: give it one, or let the model write it")]
     NoText(String),
     #[error(transparent)]
     Plan(#[from] PlanError),

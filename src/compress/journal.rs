@@ -80,7 +80,7 @@ pub enum JournalError {
 /// |---|---|
 /// | `identity.json` | [`Identity`] |
 /// | `<tensor>.blr`, `<tensor>.json` | payload and [`Record`], with a checksum; a tensor counts once both exist |
-/// | `hidden-<layer>.f32` | residual stream entering that block, f32 little-endian, then its SHA-256 |
+/// | `self-written.tokens` | calibration text that the model wrote: tokens, u32 little-endian, then their SHA-256 |
 /// | `lock` | held while a run uses the folder |
 ///
 /// Every file is written to a temporary name, synced and renamed, so a kill at any moment loses at most the tensors
@@ -108,6 +108,7 @@ impl Stored {
 
 const IDENTITY: &str = "identity.json";
 const LOCK: &str = "lock";
+const TOKENS: &str = "self-written.tokens";
 const CHECKSUM_BYTES: usize = 32;
 
 impl Journal {
@@ -228,12 +229,12 @@ impl Journal {
         Ok(stored.record)
     }
 
-    /// The latest residual stream on record: the block it enters, and its numbers.
-    pub fn read_hidden(&self, layers: usize) -> Result<Option<(usize, Vec<f32>)>, JournalError> {
-        let Some(layer) = (0..layers).rev().find(|layer| self.hidden(*layer).is_file()) else {
+    /// The calibration text that the model wrote, where it has.
+    pub fn read_tokens(&self) -> Result<Option<Vec<u32>>, JournalError> {
+        let file = self.folder.join(TOKENS);
+        if !file.is_file() {
             return Ok(None);
-        };
-        let file = self.hidden(layer);
+        }
         let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
         let Some((numbers, check)) = bytes.split_last_chunk::<CHECKSUM_BYTES>() else {
             return Err(damaged(&file, "it is cut off"));
@@ -241,27 +242,14 @@ impl Journal {
         if Sha256::digest(numbers).as_slice() != check {
             return Err(damaged(&file, "its checksum is not the recorded one"));
         }
-        let numbers = numbers.as_chunks::<4>().0;
-        Ok(Some((layer, numbers.iter().map(|b| f32::from_le_bytes(*b)).collect())))
+        Ok(Some(numbers.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()))
     }
 
-    /// Records the residual stream entering `layer`, then drops that of the block before.
-    pub fn write_hidden(&self, layer: usize, hidden: &[f32]) -> Result<(), JournalError> {
-        let file = self.hidden(layer);
-        let write = |out: &mut dyn io::Write| {
-            let mut check = Sha256::new();
-            for part in hidden.chunks(1 << 16) {
-                let bytes: Vec<u8> = part.iter().flat_map(|v| v.to_le_bytes()).collect();
-                check.update(&bytes);
-                out.write_all(&bytes)?;
-            }
-            out.write_all(&check.finalize())
-        };
-        write_durably(&file, write).map_err(|source| JournalError::Io { file, source })?;
-        if let Some(before) = layer.checked_sub(1).map(|before| self.hidden(before)).filter(|f| f.is_file()) {
-            fs::remove_file(&before).map_err(|source| JournalError::Io { file: before, source })?;
-        }
-        Ok(())
+    pub fn write_tokens(&self, tokens: &[u32]) -> Result<(), JournalError> {
+        let mut bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let check = Sha256::digest(&bytes);
+        bytes.extend(check.as_slice());
+        self.write(TOKENS, &bytes)
     }
 
     /// Removes the journal once its result is in place; the identity last, so that a kill in between leaves a journal
@@ -277,10 +265,6 @@ impl Journal {
             }
         }
         fs::remove_dir_all(&self.folder).map_err(io_error)
-    }
-
-    fn hidden(&self, layer: usize) -> PathBuf {
-        self.folder.join(format!("hidden-{layer}.f32"))
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), JournalError> {

@@ -3,8 +3,9 @@
 //! The encoder, in the order of its steps: [`context`], [`latents`], [`gauge`], [`scales`] (over [`factors`] and
 //! [`metric`]), [`refine`], put together by [`encode`]; [`round`] makes the payload and [`tensor`] does all of it for
 //! one tensor. [`batch`] does all of it for many tensors at once on a device, cut into what fits by [`schedule`];
-//! [`fit`] says beforehand whether that goes. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`] and [`gram`] what the layers
-//! see ([`device_calibration`] on a device), [`pipeline`] goes block by block, [`journal`] keeps what is finished,
+//! [`fit`] says beforehand whether that goes. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`]
+//! and [`self_written`] which text, [`streams`] and [`gram`] what the layers see of it ([`device_calibration`] on a
+//! device), [`target`] what they should give; [`pipeline`] goes block by block, [`journal`] keeps what is finished,
 //! [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
 
 pub mod batch;
@@ -33,8 +34,12 @@ pub mod refine;
 pub mod round;
 pub mod scales;
 pub mod schedule;
+pub mod self_written;
 mod stream;
+pub mod streams;
+pub mod target;
 pub mod tensor;
+mod threads;
 pub mod verify;
 
 pub use encoder::Encoder;

@@ -10,6 +10,10 @@ pub trait Observer: Sync {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
+    /// The model begins to write its calibration text: tokens of it.
+    BeginText { tokens: usize },
+    /// Tokens written since the last such event.
+    Wrote { tokens: usize },
     /// The run begins: blocks of the model.
     Begin { layers: usize },
     /// A stage of block `layer` begins.
@@ -29,6 +33,8 @@ pub enum Event<'a> {
 pub enum Stage {
     /// Calibration positions through the dense block.
     Calibrate,
+    /// Two-stream targets of its weights, on the host.
+    Target,
     /// Tensors of the block.
     Encode,
     /// Calibration positions through the packed block.

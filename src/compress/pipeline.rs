@@ -1,8 +1,7 @@
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use super::block::{BlockEncoder, Job};
-use super::calibration::{Calibration, CalibrationParams};
+use super::calibration::{Calibration, CalibrationParams, CalibrationRecord, Draft, Source};
 use super::encoder::Encoder;
 use super::error::PackError;
 use super::fit::check_fits;
@@ -13,10 +12,12 @@ use super::packing::Packing;
 use super::plan::{Assignment, Plan};
 use super::recipe::Recipe;
 use super::schedule::Scheduler;
+use super::self_written::write;
 use super::stream::Stream;
-use super::tensor::Grams;
-use crate::model::text::{Text, TextError};
-use crate::model::{Checkpoint, Decoder, Linear, LinearName, Tokenizer};
+use super::streams::SiteGrams;
+use crate::device::Device;
+use crate::model::text::TextError;
+use crate::model::{Checkpoint, Decoder, Linear, LinearName, Site, Tokenizer};
 
 /// What to pack, how, and where to.
 pub struct PackParams {
@@ -25,8 +26,8 @@ pub struct PackParams {
     pub plan: Plan,
     pub recipe: Recipe,
     pub encoder: Encoder,
-    /// Calibration text; a recipe that does not need it packs without, and then reports no error on activations.
-    pub text: Option<Text>,
+    /// Calibration texts; a recipe that does not need any packs without, and then reports no error on activations.
+    pub texts: Vec<Source>,
     pub calibration: CalibrationParams,
     /// Continue an interrupted run of the same identity.
     pub resume: bool,
@@ -56,11 +57,9 @@ pub fn pack(
     }
     let tokenizer = checkpoint.tokenizer()?;
     output::check_numbers(checkpoint, &assignments)?;
-    let calibration = prepare_calibration(checkpoint, &tokenizer, params.text, params.calibration)?;
-    match &calibration {
-        Some(calibration) => {
-            warn_about_few_tokens(config.hidden.max(config.intermediate), calibration, observer)
-        }
+    let draft = draft(checkpoint, &tokenizer, params.texts, params.calibration, &params.recipe)?;
+    match &draft {
+        Some(draft) => warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer),
         None if params.recipe.needs_text() => return Err(PackError::NoText(params.recipe.name.to_string())),
         None => {}
     }
@@ -69,7 +68,7 @@ pub fn pack(
         model: checkpoint.fingerprint(),
         recipe: params.recipe,
         plan: params.plan,
-        calibration: calibration.as_ref().map(Calibration::record),
+        calibration: draft.as_ref().map(Draft::record),
         encoder: params.encoder.name(),
     };
     let journal = Journal::open(&output, &identity, params.resume)?;
@@ -89,38 +88,42 @@ pub fn pack(
         identity: &identity,
         encoder: params.encoder,
         assignments,
-        journal: Arc::new(journal),
+        journal,
         observer,
     };
-    run.all_blocks(calibration)?;
+    let calibration = draft.map(|draft| run.written(draft, &tokenizer)).transpose()?;
+    run.all_blocks(checkpoint, calibration)?;
     observer.event(Event::Writing);
     let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &output)?;
-    Arc::into_inner(run.journal).expect("nothing is being written any more").remove()?;
+    run.journal.remove()?;
     Ok(packing)
 }
 
-fn prepare_calibration(
+fn draft(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
-    text: Option<Text>,
+    sources: Vec<Source>,
     params: CalibrationParams,
-) -> Result<Option<Calibration>, PackError> {
+    recipe: &Recipe,
+) -> Result<Option<Draft>, PackError> {
+    if sources.is_empty() {
+        return Ok(None);
+    }
     let config = checkpoint.config();
     let bos = config.start_token();
-    let Some(text) = text else { return Ok(None) };
     let positions = params.window + usize::from(bos.is_some());
     if positions > config.max_positions {
         return Err(TextError::Window { positions, most: config.max_positions }.into());
     }
-    Ok(Some(Calibration::prepare(text, tokenizer, bos, params)?))
+    Ok(Some(Draft::prepare(sources, tokenizer, bos, params, recipe.tokens())?))
 }
 
 fn first_packed(checkpoint: &Checkpoint) -> Option<String> {
     checkpoint.names().find_map(|name| name.strip_suffix(".blr").map(str::to_owned))
 }
 
-fn warn_about_few_tokens(widest: usize, calibration: &Calibration, observer: &dyn Observer) {
-    let tokens = calibration.fit * calibration.windows.len;
+fn warn_about_few_tokens(widest: usize, record: &CalibrationRecord, observer: &dyn Observer) {
+    let tokens = record.fit_tokens;
     if tokens < widest {
         observer.event(Event::Warning(&format!(
             "{tokens} fit tokens are fewer than the {widest} columns of the widest layer, whose Gram cannot have full \
@@ -134,52 +137,101 @@ struct Run<'a> {
     identity: &'a Identity,
     encoder: Encoder,
     assignments: Vec<[Assignment; 7]>,
-    journal: Arc<Journal>,
+    journal: Journal,
     observer: &'a dyn Observer,
 }
 
 impl Run<'_> {
-    fn all_blocks(&mut self, calibration: Option<Calibration>) -> Result<(), PackError> {
-        let layers = self.assignments.len();
-        let open = self.first_open(layers)?;
-        let stream = |calibration| {
-            let (encoder, journal) = (&self.encoder, self.journal.clone());
-            Stream::open(calibration, &self.decoder, open, encoder, journal, self.observer)
+    /// The calibration, once the model has written its part of it.
+    fn written(&self, draft: Draft, tokenizer: &Tokenizer) -> Result<Calibration, PackError> {
+        let Some(own) = draft.record().self_written else { return Ok(draft.finish(&[])) };
+        let tokens = own.fit_tokens + own.heldout_tokens;
+        let kept = self.journal.read_tokens()?.filter(|kept| kept.len() == tokens);
+        let written = match kept {
+            Some(kept) => kept,
+            None => {
+                let device = match &self.encoder {
+                    Encoder::Reference => &Device::Host,
+                    Encoder::Batch(device) => device,
+                };
+                let window = draft.record().window;
+                self.observer.event(Event::BeginText { tokens });
+                let wrote = |tokens| self.observer.event(Event::Wrote { tokens });
+                let extent = (tokens / window, window);
+                let written = write(&self.decoder, tokenizer, device, extent, own.params, &wrote)?;
+                self.journal.write_tokens(&written)?;
+                written
+            }
         };
-        let mut stream = calibration.map(stream).transpose()?;
-        self.observer.event(Event::Begin { layers });
-        let packs = |block: &[Assignment; 7]| block.iter().any(|a| matches!(a, Assignment::Pack(_)));
-        let last = self.assignments.iter().rposition(packs).unwrap_or(0);
-        let mut scheduler = None;
-        for layer in 0..layers {
-            let jobs = self.open_jobs(layer)?;
-            if !jobs.is_empty() {
-                let grams = self.grams(layer, stream.as_mut())?;
-                self.encode(layer, &jobs, grams, &mut scheduler)?;
-            }
-            self.install(layer)?;
-            if let Some(stream) = stream.as_mut().filter(|stream| stream.at() == layer && layer < last) {
-                self.observer.event(Event::Stage { layer, stage: Stage::Advance });
-                stream.advance(self.decoder.block(layer))?;
-            }
-        }
-        stream.as_mut().map_or(Ok(()), Stream::finish)
+        Ok(draft.finish(&written))
     }
 
-    fn grams(&self, layer: usize, stream: Option<&mut Stream<'_>>) -> Result<[Option<Grams>; 4], PackError> {
+    fn all_blocks(
+        &mut self,
+        checkpoint: &Checkpoint,
+        calibration: Option<Calibration>,
+    ) -> Result<(), PackError> {
+        let layers = self.assignments.len();
+        let last = self.last_open(layers)?;
+        let original = match self.identity.recipe.two_streams() {
+            true => Some(Decoder::load(checkpoint)?),
+            false => None,
+        };
+        let open = |calibration| {
+            Stream::open(calibration, &self.decoder, original, &self.encoder, self.observer)
+        };
+        // Where nothing is left to encode, nothing needs to go through the model.
+        let mut stream = calibration.filter(|_| last.is_some()).map(open).transpose()?;
+        self.observer.event(Event::Begin { layers });
+        let mut scheduler = None;
+        for layer in 0..layers {
+            for sites in self.identity.recipe.order.stages() {
+                self.stage(layer, &sites, stream.as_mut(), &mut scheduler)?;
+            }
+            if let Some(stream) = stream.as_mut().filter(|_| last.is_some_and(|last| layer < last)) {
+                self.observer.event(Event::Stage { layer, stage: Stage::Advance });
+                stream.advance(&self.decoder)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Layers that are encoded together, and then take the place of the dense ones.
+    fn stage(
+        &mut self,
+        layer: usize,
+        sites: &[Site],
+        stream: Option<&mut Stream<'_>>,
+        scheduler: &mut Option<Scheduler>,
+    ) -> Result<(), PackError> {
+        let mut jobs = self.open_jobs(layer, sites)?;
+        if !jobs.is_empty() {
+            let needed: Vec<Site> =
+                sites.iter().copied().filter(|site| jobs.iter().any(|job| job.name.site() == *site)).collect();
+            let grams = self.grams(layer, &needed, stream)?;
+            self.encode(layer, &mut jobs, grams, scheduler)?;
+        }
+        self.install(layer, sites)
+    }
+
+    fn grams(
+        &self,
+        layer: usize,
+        sites: &[Site],
+        stream: Option<&mut Stream<'_>>,
+    ) -> Result<SiteGrams, PackError> {
         let Some(stream) = stream else { return Ok([const { None }; 4]) };
         self.observer.event(Event::Stage { layer, stage: Stage::Calibrate });
-        Ok(stream.grams(self.decoder.block(layer))?.map(Some))
+        stream.grams(&self.decoder, sites)
     }
 
     fn encode(
         &self,
         layer: usize,
-        jobs: &[Job],
-        grams: [Option<Grams>; 4],
+        jobs: &mut Vec<Job>,
+        grams: SiteGrams,
         scheduler: &mut Option<Scheduler>,
     ) -> Result<(), PackError> {
-        self.observer.event(Event::Stage { layer, stage: Stage::Encode });
         let block = BlockEncoder {
             layer,
             decoder: &self.decoder,
@@ -187,30 +239,40 @@ impl Run<'_> {
             journal: &self.journal,
             observer: self.observer,
         };
+        if self.identity.recipe.two_streams() {
+            self.observer.event(Event::Stage { layer, stage: Stage::Target });
+        }
+        let targets = block.targets(jobs, &grams)?;
+        self.observer.event(Event::Stage { layer, stage: Stage::Encode });
         match &self.encoder {
-            Encoder::Reference => block.encode_by_reference(jobs, grams),
+            Encoder::Reference => block.encode_by_reference(jobs, &targets, grams),
             Encoder::Batch(device) => {
                 let scheduler = scheduler.get_or_insert_with(|| Scheduler::new(device.clone()));
-                block.encode_on_device(scheduler, jobs, grams)
+                block.encode_on_device(scheduler, jobs, &targets, grams)
             }
         }
     }
 
-    fn first_open(&self, layers: usize) -> Result<usize, PackError> {
-        for layer in 0..layers {
-            for name in LinearName::ALL {
-                if self.journal.read_tensor(&name.prefix(layer))?.is_none() {
-                    return Ok(layer);
+    /// The last block with a tensor still to be encoded.
+    fn last_open(&self, layers: usize) -> Result<Option<usize>, PackError> {
+        for layer in (0..layers).rev() {
+            for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
+                let packs = matches!(assignment, Assignment::Pack(_));
+                if packs && self.journal.read_tensor(&name.prefix(layer))?.is_none() {
+                    return Ok(Some(layer));
                 }
             }
         }
-        Ok(layers)
+        Ok(None)
     }
 
-    /// The tensors of a block that the journal does not have yet, largest first.
-    fn open_jobs(&self, layer: usize) -> Result<Vec<Job>, PackError> {
+    /// The tensors of some sites that the journal does not have yet, largest first.
+    fn open_jobs(&self, layer: usize, sites: &[Site]) -> Result<Vec<Job>, PackError> {
         let mut jobs = Vec::new();
         for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
+            if !sites.contains(&name.site()) {
+                continue;
+            }
             let tensor = name.prefix(layer);
             if let Some((record, _)) = self.journal.read_tensor(&tensor)? {
                 self.observer.event(Event::Tensor { name: &tensor, record: &record, took: None, moved: 0 });
@@ -237,9 +299,9 @@ impl Run<'_> {
         Ok(jobs)
     }
 
-    /// Puts the packed tensors of a block in the place of the dense ones.
-    fn install(&mut self, layer: usize) -> Result<(), PackError> {
-        for name in LinearName::ALL {
+    /// Puts the packed tensors of some sites in the place of the dense ones.
+    fn install(&mut self, layer: usize, sites: &[Site]) -> Result<(), PackError> {
+        for name in LinearName::ALL.into_iter().filter(|name| sites.contains(&name.site())) {
             if let Some((_, Some(payload))) = self.journal.read_tensor(&name.prefix(layer))? {
                 let in_features = self.decoder.linear(layer, name).in_features();
                 self.decoder.set_linear(layer, name, Linear::Packed { payload, in_features })?;

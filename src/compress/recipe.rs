@@ -1,15 +1,60 @@
 use serde::{Deserialize, Serialize};
 
 use super::encode::Params;
+use crate::model::Site;
 
 /// How tensors are encoded: every knob that changes the result. Written whole into packing.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Recipe {
     pub name: RecipeName,
     pub paths: PathChoice,
     /// ρ of the damped Gram, relative to the mean of its diagonal. Origin: the published encoder.
     pub damping: f64,
+    /// α of the two-stream target `(1−α)·W + α·W*`, see [`target`](super::target); 0 fits to the weight itself.
+    #[serde(default)]
+    pub blend: f64,
+    /// What the layers of a block are calibrated through.
+    #[serde(default)]
+    pub order: BlockOrder,
     pub params: Params,
+}
+
+/// In which order the inputs of a block are calibrated and its layers encoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BlockOrder {
+    /// All inputs through the dense block, all layers at once.
+    #[default]
+    Whole,
+    /// q, k, v, then o, then gate and up, then down: each input through what is packed before it.
+    InBlock,
+}
+
+impl BlockOrder {
+    /// The sites of each stage.
+    pub fn stages(self) -> Vec<Vec<Site>> {
+        match self {
+            Self::Whole => vec![Site::ALL.to_vec()],
+            Self::InBlock => Site::ALL.map(|site| vec![site]).to_vec(),
+        }
+    }
+}
+
+/// Calibration tokens to fit on and to judge by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    pub fit: usize,
+    pub heldout: usize,
+}
+
+impl Tokens {
+    /// Origin: the published encoder's own measurement.
+    pub const PUBLISHED: Self = Self { fit: 14_848, heldout: 3_072 };
+
+    pub fn total(self) -> usize {
+        self.fit + self.heldout
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +62,8 @@ pub struct Recipe {
 pub enum RecipeName {
     /// The training-free encoder in the metric of the calibration Gram.
     Nvg,
+    /// The same, fitted to where the original model's stream would go, each layer calibrated through those packed before it.
+    Nvg2,
     /// The data-free baseline: latents, signs and magnitudes of the weight alone, two paths.
     DualSvid,
 }
@@ -33,31 +80,134 @@ pub enum PathChoice {
 
 impl Recipe {
     pub fn nvg() -> Self {
-        Self { name: RecipeName::Nvg, paths: PathChoice::Auto, damping: 0.03, params: Params::nvg() }
+        Self {
+            name: RecipeName::Nvg,
+            paths: PathChoice::Auto,
+            damping: 0.03,
+            blend: 0.0,
+            order: BlockOrder::Whole,
+            params: Params::nvg(),
+        }
+    }
+
+    pub fn nvg2() -> Self {
+        Self { name: RecipeName::Nvg2, blend: 0.5, order: BlockOrder::InBlock, ..Self::nvg() }
     }
 
     pub fn dual_svid() -> Self {
-        Self { name: RecipeName::DualSvid, paths: PathChoice::Two, damping: 0.0, params: Params::dual_svid() }
+        Self {
+            name: RecipeName::DualSvid,
+            paths: PathChoice::Two,
+            damping: 0.0,
+            params: Params::dual_svid(),
+            ..Self::nvg()
+        }
     }
 
     pub fn of(name: RecipeName) -> Self {
         match name {
             RecipeName::Nvg => Self::nvg(),
+            RecipeName::Nvg2 => Self::nvg2(),
             RecipeName::DualSvid => Self::dual_svid(),
         }
     }
 
     /// Whether the fit itself looks at calibration text.
     pub fn needs_text(&self) -> bool {
-        self.name == RecipeName::Nvg
+        self.name != RecipeName::DualSvid
     }
+
+    /// Whether the original model runs beside the packed one.
+    pub fn two_streams(&self) -> bool {
+        self.blend != 0.0
+    }
+
+    /// The calibration tokens where none are asked for.
+    pub fn tokens(&self) -> Tokens {
+        match self.name {
+            RecipeName::Nvg | RecipeName::DualSvid => Tokens::PUBLISHED,
+            // Cross-moments need more of them; a quarter is held out.
+            RecipeName::Nvg2 => Tokens { fit: 49_152, heldout: 16_384 },
+        }
+    }
+
+    /// The recipe with one knob set, as in packing.json: `damping`, `blend`, `order`, `paths`, `params.gauge_steps`,
+    /// `params.refine.sweeps`, ...
+    pub fn set(&self, key: &str, value: &str) -> Result<Self, RecipeError> {
+        let error = |problem: String| RecipeError { key: key.into(), value: value.into(), problem };
+        let mut whole = serde_json::to_value(self).map_err(|e| error(e.to_string()))?;
+        let pointer = format!("/{}", key.replace('.', "/"));
+        let knob = whole.pointer_mut(&pointer).filter(|knob| key != "name" && !knob.is_object());
+        let Some(knob) = knob else {
+            let known = knobs("", &serde_json::to_value(self).map_err(|e| error(e.to_string()))?);
+            return Err(error(format!("there is no such knob; there are {}", known.join(", "))));
+        };
+        *knob = match knob.is_string() {
+            true => value.into(),
+            false => serde_json::from_str(value).map_err(|_| error("give a number".into()))?,
+        };
+        let recipe: Self = serde_json::from_value(whole).map_err(|e| error(e.to_string()))?;
+        let ranges = [("damping", recipe.damping, 1e3), ("blend", recipe.blend, 1.0)];
+        match ranges.into_iter().find(|(_, v, most)| !(0.0..=*most).contains(v)) {
+            Some((_, _, most)) => Err(error(format!("give a number from 0 to {most}"))),
+            None => Ok(recipe),
+        }
+    }
+}
+
+/// A knob that cannot be set so.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}={value}: {problem}")]
+pub struct RecipeError {
+    pub key: String,
+    pub value: String,
+    pub problem: String,
+}
+
+/// All knobs below a value, by their paths.
+fn knobs(path: &str, value: &serde_json::Value) -> Vec<String> {
+    let Some(fields) = value.as_object() else { return vec![path.to_owned()] };
+    let fields = fields.iter().filter(|(name, _)| *name != "name");
+    fields
+        .flat_map(|(name, value)| knobs(&[path, name].join(if path.is_empty() { "" } else { "." }), value))
+        .collect()
 }
 
 impl std::fmt::Display for RecipeName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Nvg => "nvg",
+            Self::Nvg2 => "nvg2",
             Self::DualSvid => "dual-svid",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_knob_can_be_set_and_is_checked() {
+        let recipe = Recipe::nvg2();
+        let set = |key: &str, value: &str| recipe.set(key, value);
+        assert_eq!(set("blend", "0.25").unwrap().blend, 0.25);
+        assert_eq!(set("order", "whole").unwrap().order, BlockOrder::Whole);
+        assert_eq!(set("paths", "two").unwrap().paths, PathChoice::Two);
+        assert_eq!(set("params.gauge_steps", "20").unwrap().params.gauge_steps, 20);
+        assert_eq!(set("params.refine.sweeps", "1").unwrap().params.refine.sweeps, 1);
+        for (key, value, says) in [
+            ("blend", "1.5", "from 0 to 1"),
+            ("blend", "much", "give a number"),
+            ("damping", "-1", "from 0 to 1000"),
+            ("paths", "three", "unknown variant"),
+            ("name", "nvg", "no such knob"),
+            ("params", "{}", "no such knob"),
+            ("params.gauge", "1", "params.gauge_steps, "),
+            ("params.gauge_steps", "-3", "expected usize"),
+        ] {
+            let error = set(key, value).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 }

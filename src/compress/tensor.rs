@@ -22,6 +22,8 @@ pub struct Input {
 pub struct Grams {
     pub fit: Mat<f64>,
     pub heldout: Mat<f64>,
+    /// Cross moment of the fit part with the same input in the original model, where that runs too.
+    pub cross: Option<Mat<f64>>,
 }
 
 /// What became of a tensor.
@@ -38,7 +40,8 @@ pub struct Packed {
     pub moved: u64,
 }
 
-/// What a packed tensor asked for, got and cost. Relative errors are of the stored, rounded tensor.
+/// What a packed tensor asked for, got and cost. Relative errors are of the stored, rounded tensor, against the weight or,
+/// with two streams, its target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quality {
     #[serde(default)]

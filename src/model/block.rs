@@ -101,18 +101,37 @@ impl Block {
     /// # Panics
     /// When `x` is not whole rows, or not whole windows.
     pub fn forward(&self, x: &mut [f32], context: Context<'_>, hooks: &mut dyn Capture) {
+        self.run(x, context, None, hooks);
+    }
+
+    /// As [`forward`](Self::forward), but no further than to the input of the linear layers of `site`. What is left in
+    /// `x` is of no use.
+    pub fn forward_to(&self, site: Site, x: &mut [f32], context: Context<'_>, hooks: &mut dyn Capture) {
+        self.run(x, context, Some(site), hooks);
+    }
+
+    fn run(&self, x: &mut [f32], context: Context<'_>, last: Option<Site>, hooks: &mut dyn Capture) {
         let hidden = self.norms.attention.len();
         assert!(x.len().is_multiple_of(hidden), "whole rows of {hidden}");
         let mut normed = vec![0.0; x.len()];
         rms_norm(x, &self.norms.attention, self.rms_eps, &mut normed);
         hooks.linear_input(self.layer, Site::Attention, &normed, hidden);
+        if last == Some(Site::Attention) {
+            return;
+        }
         let mixed = self.attend(&normed, context);
         hooks.linear_input(self.layer, Site::Output, &mixed, self.heads.width());
+        if last == Some(Site::Output) {
+            return;
+        }
         let delta = self.product(LinearName::O, &mixed);
         add(x, &self.after(delta, &self.norms.after_attention));
 
         rms_norm(x, &self.norms.mlp, self.rms_eps, &mut normed);
         hooks.linear_input(self.layer, Site::Mlp, &normed, hidden);
+        if last == Some(Site::Mlp) {
+            return;
+        }
         let mut gate = self.product(LinearName::Gate, &normed);
         let up = self.product(LinearName::Up, &normed);
         match self.gate {
@@ -120,6 +139,9 @@ impl Block {
             Gate::GeluTanh => geglu(&mut gate, &up),
         }
         hooks.linear_input(self.layer, Site::Down, &gate, self.linear(LinearName::Down).in_features());
+        if last == Some(Site::Down) {
+            return;
+        }
         let delta = self.product(LinearName::Down, &gate);
         add(x, &self.after(delta, &self.norms.after_mlp));
         hooks.block_output(self.layer, x, hidden);

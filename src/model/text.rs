@@ -95,11 +95,21 @@ pub struct Windows {
 impl Windows {
     /// Tokenises once, without special tokens, and cuts. `bos` is the start token of a model that asks for one.
     pub fn cut(text: &Text, tokenizer: &Tokenizer, len: usize, bos: Option<u32>) -> Result<Self, TextError> {
-        let ids = tokenizer.encode(&text.content)?;
-        let tokens =
-            ids.chunks_exact(len).flat_map(|window| bos.into_iter().chain(window.iter().copied())).collect();
+        Ok(Self::of(&tokenizer.encode(&text.content)?, len, bos))
+    }
+
+    /// Cuts a text of these tokens.
+    pub fn of(ids: &[u32], len: usize, bos: Option<u32>) -> Self {
+        let windows = ids.chunks_exact(len);
+        let tokens = windows.flat_map(|window| bos.into_iter().chain(window.iter().copied())).collect();
+        Self { text_tokens: ids.len(), ..Self::from_positions(tokens, len, bos) }
+    }
+
+    /// Windows that are cut already: all positions, start tokens included.
+    pub fn from_positions(tokens: Vec<u32>, len: usize, bos: Option<u32>) -> Self {
         let positions = len + usize::from(bos.is_some());
-        Ok(Self { tokens, len, positions, text_tokens: ids.len() })
+        let text_tokens = tokens.len() / positions * len;
+        Self { tokens, len, positions, text_tokens }
     }
 
     pub fn count(&self) -> usize {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lapidary::compress::calibration::CalibrationParams;
+use lapidary::compress::calibration::{CalibrationParams, Source};
 use lapidary::compress::journal::Record;
 use lapidary::compress::observer::Silent;
 use lapidary::compress::packing::Packing;
@@ -65,9 +65,10 @@ impl Model {
         PackParams {
             output: self.output(),
             plan: Plan::uniform(2.0),
-            text: recipe
-                .needs_text()
-                .then(|| Text::from_memory("calibration.txt", &calibration[..20_000]).unwrap()),
+            texts: match recipe.needs_text() {
+                true => Source::text(Text::from_memory("calibration.txt", &calibration[..20_000]).unwrap()),
+                false => Vec::new(),
+            },
             recipe,
             encoder: Encoder::Reference,
             calibration: CalibrationParams { window: 64, fit_tokens: Some(1024), heldout_tokens: Some(256) },

@@ -6,7 +6,7 @@ use miette::{IntoDiagnostic, Result, WrapErr, miette};
 
 use lapidary::arrow::bench::Figure;
 use lapidary::compress::bench::{BlockRun, CompareParams, Comparison, block_7b, compare};
-use lapidary::compress::calibration::CalibrationParams;
+use lapidary::compress::calibration::{CalibrationParams, Source};
 use lapidary::compress::observer::Silent;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::Recipe;
@@ -158,7 +158,7 @@ fn pack_params(device: &Device, text: &Path, output: &Path) -> Result<PackParams
         plan: Plan::uniform(1.0),
         recipe: Recipe::nvg(),
         encoder: Encoder::Batch(device.clone()),
-        text: Some(read(text)?),
+        texts: Source::text(read(text)?),
         calibration: calibration(),
         resume: false,
     })

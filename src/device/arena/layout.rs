@@ -33,6 +33,11 @@ impl Layout {
         self.next = mark;
     }
 
+    /// The next allocation starts behind that mark, where it would not anyway.
+    pub fn behind(&mut self, mark: usize) {
+        self.next = self.next.max(mark);
+    }
+
     /// Numbers needed at the fullest moment.
     pub fn most(&self) -> usize {
         self.most

@@ -76,10 +76,14 @@ impl Activations {
         }
     }
 
-    /// From the residual stream to q, k and v, not yet turned.
-    pub fn project(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
+    /// From the residual stream to what q, k and v read.
+    pub fn normalise(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
         let norm = RmsNorm { x: self.x, weight: weights.attention_norm, y: self.attention };
         rms_norm_batch(arena, epsilon, &[norm]);
+    }
+
+    /// From there to q, k and v, not yet turned.
+    pub fn project(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
         let (q, k) = match self.raw_k {
             Some(raw_k) => (self.mixed, raw_k),
             None => (self.q, self.k),
@@ -98,10 +102,14 @@ impl Activations {
         }
     }
 
-    /// From the heads' outputs over the residual stream to the gated activations.
-    pub fn gate(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
+    /// From the heads' outputs over the residual stream to what gate and up read.
+    pub fn mix(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
         self.products(arena, weights, &[(LinearName::O, self.x)], 1.0);
         rms_norm_batch(arena, epsilon, &[RmsNorm { x: self.x, weight: weights.mlp_norm, y: self.mlp }]);
+    }
+
+    /// From there to the gated activations.
+    pub fn gate(&self, arena: &mut Arena, weights: &Weights) {
         self.products(arena, weights, &[(LinearName::Gate, self.gate), (LinearName::Up, self.up)], 0.0);
         swiglu_batch(arena, &[Swiglu { gate: self.gate, up: self.up }]);
     }

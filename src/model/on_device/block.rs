@@ -36,9 +36,11 @@ impl DeviceBlock {
         // Weights are written before activations flow: a packed layer's factors may lie where those will.
         let start = layout.mark();
         let factors = Factors::place(layout, config);
+        let end = layout.mark();
         layout.back_to(start);
         let rows = windows * window;
         let activations = Activations::place(layout, config, rows, rows.max(1));
+        layout.behind(end);
         let (frequencies, rms_eps) = (config.rope, config.rms_eps);
         Ok(Self { heads: heads(config), frequencies, rms_eps, window, weights, factors, turns, activations })
     }
@@ -79,8 +81,17 @@ impl DeviceBlock {
     /// # Panics
     /// When there is no room for the rows, or they are not whole windows.
     pub fn inputs(&self, arena: &mut Arena, rows: usize) {
+        self.inputs_to(Site::Down, arena, rows);
+    }
+
+    /// As [`inputs`](Self::inputs), but no further than to that of `last`.
+    pub fn inputs_to(&self, last: Site, arena: &mut Arena, rows: usize) {
         assert!(rows.is_multiple_of(self.window), "{rows} rows in windows of {}", self.window);
         let flow = self.activations.first(rows);
+        flow.normalise(arena, &self.weights, self.rms_eps);
+        if last == Site::Attention {
+            return;
+        }
         flow.project(arena, &self.weights, self.rms_eps);
         let positions = Positions::Windows { len: self.window };
         rope_batch(arena, &[flow.q, flow.k].map(|x| Rope { x, turns: self.turns, positions }));
@@ -91,7 +102,14 @@ impl DeviceBlock {
             })
             .collect();
         attention_batch(arena, self.heads, &windows);
-        flow.gate(arena, &self.weights, self.rms_eps);
+        if last == Site::Output {
+            return;
+        }
+        flow.mix(arena, &self.weights, self.rms_eps);
+        if last == Site::Mlp {
+            return;
+        }
+        flow.gate(arena, &self.weights);
     }
 
     /// From there to the residual stream that leaves the block.

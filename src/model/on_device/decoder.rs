@@ -161,13 +161,15 @@ impl<'a> DeviceDecoder<'a> {
         let (weights, [keys, values]) = (&places.blocks[layer], places.caches[layer]);
         let used = |view: View| view.part((0, 0), (self.params.sequences, view.cols));
         let [q, k, v, out] = [flow.q, flow.k, flow.v, flow.mixed].map(used);
+        flow.normalise(arena, weights, config.rms_eps);
         flow.project(arena, weights, config.rms_eps);
         let listed = Positions::Listed { at: positions };
         rope_batch(arena, &[q, k].map(|x| Rope { x, turns, positions: listed }));
         scatter(arena, &[(k, keys), (v, values)].map(|(a, out)| Scatter { a, out, places: rows }));
         let heads = heads(config);
         attention_cached(arena, heads, &[CachedAttention { q, keys, values, positions, out }]);
-        flow.gate(arena, weights, config.rms_eps);
+        flow.mix(arena, weights, config.rms_eps);
+        flow.gate(arena, weights);
         flow.down(arena, weights);
     }
 }

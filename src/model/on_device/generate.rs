@@ -29,8 +29,13 @@ struct Running<'a> {
 
 impl DeviceDecoder<'_> {
     /// Writes all texts, as many side by side as there is room for; the next one starts where one ends. Returns what
-    /// was written behind each prompt. A text depends on its request alone.
-    pub fn generate(&mut self, requests: &[Request<'_>]) -> Result<Vec<Vec<u32>>, ForwardError> {
+    /// was written behind each prompt. A text depends on its request alone. `wrote` is told after each step how many
+    /// tokens it added.
+    pub fn generate(
+        &mut self,
+        requests: &[Request<'_>],
+        wrote: &(dyn Fn(usize) + Sync),
+    ) -> Result<Vec<Vec<u32>>, ForwardError> {
         self.check_requests(requests)?;
         let samplers = requests.iter().map(|request| Sampler::new(request.sample));
         let samplers = samplers.collect::<Result<Vec<_>, _>>()?;
@@ -63,6 +68,8 @@ impl DeviceDecoder<'_> {
                     running.take(logits);
                 }
             });
+            let behind_prompts = |slot: &&Option<Running<'_>>| slot.as_ref().is_some_and(Running::is_writing);
+            wrote(slots.iter().filter(behind_prompts).count());
             for slot in &mut slots {
                 if let Some(ended) = slot.take_if(|running| running.has_ended(positions)) {
                     results[ended.index] = ended.written;
@@ -102,9 +109,14 @@ impl Running<'_> {
     /// What comes out for it.
     fn take(&mut self, logits: &[f32]) {
         self.position += 1;
-        if self.position >= self.request.prompt.len() {
+        if self.is_writing() {
             self.written.push(self.sampler.next(logits));
         }
+    }
+
+    /// Whether its prompt is behind it.
+    fn is_writing(&self) -> bool {
+        self.position >= self.request.prompt.len()
     }
 
     fn has_ended(&self, room: usize) -> bool {

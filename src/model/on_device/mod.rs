@@ -6,6 +6,7 @@
 mod activations;
 mod block;
 mod decoder;
+mod forward;
 mod generate;
 mod weights;
 
@@ -16,6 +17,7 @@ use crate::ops::attention_batch::WIDEST_HEAD;
 
 pub use block::DeviceBlock;
 pub use decoder::{DecodeParams, DeviceDecoder};
+pub use forward::{DeviceForward, LOGIT_ROWS};
 pub use generate::Request;
 
 /// Why a model does not run on a device.
@@ -57,6 +59,11 @@ impl ForwardError {
     /// Whether it is the model that a device does not take, as against too little memory or a device that fails.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::HeadDim { .. } | Self::PostNorms | Self::Gelu | Self::Window { .. })
+    }
+
+    /// Whether fewer or shorter sequences may go.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::Places { .. } | Self::Device(DeviceError::Memory { .. }))
     }
 }
 

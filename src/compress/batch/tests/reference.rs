@@ -98,7 +98,7 @@ fn golden() -> Option<Layer> {
         let rows: Vec<Vec<f64>> = serde_json::from_value(golden[name].clone()).unwrap();
         Mat::from_fn(rows.len(), rows[0].len(), |i, j| rows[i][j])
     };
-    let grams = Grams { fit: matrix("gram_fit"), heldout: matrix("gram_heldout") };
+    let grams = Grams { fit: matrix("gram_fit"), heldout: matrix("gram_heldout"), cross: None };
     Some(Layer::new("the golden layer".into(), matrix("W"), grams, [8, 8]))
 }
 
@@ -123,5 +123,5 @@ pub fn made_up_grams(n: usize, seed: u64) -> Grams {
         let x = &mixing * Mat::from_fn(n, tokens, |_, _| random.signed());
         &x * x.transpose() * faer::Scale(1.0 / tokens as f64)
     };
-    Grams { fit: gram(4 * n), heldout: gram(2 * n) }
+    Grams { fit: gram(4 * n), heldout: gram(2 * n), cross: None }
 }

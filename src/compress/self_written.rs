@@ -1,0 +1,109 @@
+//! Calibration text that the model writes itself (Liu et al. 2023, "LLM-QAT", section 3.1): samples from its own
+//! distribution, so every domain that it knows has its share.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::PackError;
+use crate::device::Device;
+use crate::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
+use crate::model::sample::{SampleError, SampleParams, Sampler};
+use crate::model::{Cache, Decoder, Tokenizer};
+use crate::ops::splitmix::SplitMix64;
+
+/// How a model writes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WriteParams {
+    pub temperature: f32,
+    pub top_p: f32,
+    pub seed: u64,
+}
+
+impl Default for WriteParams {
+    /// The model's own distribution.
+    fn default() -> Self {
+        Self { temperature: 1.0, top_p: 1.0, seed: 0 }
+    }
+}
+
+/// Tokens that begin a document, by the names that vocabularies give them.
+const DOCUMENT_STARTS: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>"];
+
+/// Sequences that are written side by side at most: enough that weights are read seldom, on a card and on a host.
+const SIDE_BY_SIDE: usize = 256;
+
+/// Writes `count` texts of `len` tokens each, one behind another.
+///
+/// Each begins where a document would and goes on behind a document's end; its tokens depend on the model, the seed and
+/// its own index alone, up to what the device's rounding decides where two tokens are nearly equally likely. The start
+/// token is not part of it.
+///
+/// Errors: the device's, parameters that make no distribution, logits that are not finite.
+pub fn write(
+    decoder: &Decoder,
+    tokenizer: &Tokenizer,
+    device: &Device,
+    (count, len): (usize, usize),
+    params: WriteParams,
+    wrote: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<u32>, PackError> {
+    let prompt = [start(decoder, tokenizer)];
+    let mut seeds = SplitMix64::new(params.seed);
+    let WriteParams { temperature, top_p, .. } = params;
+    let requests: Vec<Request<'_>> = (0..count)
+        .map(|_| {
+            let sample = SampleParams { temperature, top_p, seed: seeds.next_u64() };
+            Request { prompt: &prompt, sample, most: len, ends: &[] }
+        })
+        .collect();
+    let texts = match open(decoder, device, (count, len + 1)) {
+        Ok(mut on_device) => on_device.generate(&requests, wrote)?,
+        Err(error) if error.is_unsupported() => one_by_one(decoder, &requests, wrote)?,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(texts.concat())
+}
+
+/// What a document begins behind.
+fn start(decoder: &Decoder, tokenizer: &Tokenizer) -> u32 {
+    let config = decoder.config();
+    let named = || DOCUMENT_STARTS.into_iter().find_map(|name| tokenizer.token_id(name));
+    config.start_token().or_else(named).or(config.bos).or(config.eos.first().copied()).unwrap_or(0)
+}
+
+/// A decoder with as many sequences side by side as there is room for.
+fn open<'a>(
+    decoder: &'a Decoder,
+    device: &Device,
+    (count, positions): (usize, usize),
+) -> Result<DeviceDecoder<'a>, ForwardError> {
+    let mut sequences = SIDE_BY_SIDE.min(count);
+    loop {
+        match DeviceDecoder::new(device, decoder, DecodeParams { sequences, positions }) {
+            Err(error) if error.is_memory() && sequences > 1 => sequences = sequences.div_ceil(2),
+            opened => return opened,
+        }
+    }
+}
+
+/// For models that the batched decoder does not take.
+fn one_by_one(
+    decoder: &Decoder,
+    requests: &[Request<'_>],
+    wrote: &(dyn Fn(usize) + Sync),
+) -> Result<Vec<Vec<u32>>, PackError> {
+    let samplers = requests.iter().map(|request| Sampler::new(request.sample));
+    let samplers = samplers.collect::<Result<Vec<_>, SampleError>>().map_err(ForwardError::from)?;
+    let mut texts = Vec::new();
+    for (request, mut sampler) in requests.iter().zip(samplers) {
+        let (mut cache, mut text) = (Cache::new(decoder.config(), request.most + 1), Vec::new());
+        let mut next = request.prompt.to_vec();
+        while text.len() < request.most {
+            let token = sampler.next(&decoder.next_logits(&next, &mut cache)?);
+            text.push(token);
+            next = vec![token];
+            wrote(1);
+        }
+        texts.push(text);
+    }
+    Ok(texts)
+}

@@ -1,0 +1,132 @@
+use super::block::DeviceBlock;
+use super::weights::{Factors, write_linear};
+use super::{ForwardError, check};
+use crate::device::arena::{Arena, Layout, View};
+use crate::device::{Device, DeviceError};
+use crate::model::{Config, Decoder, DecoderError};
+use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
+use crate::ops::scale::{Scale, scale};
+
+/// Rows of the residual stream that go through a block at once.
+const BATCH_ROWS: usize = 8192;
+
+/// Rows of logits that are there at once.
+pub const LOGIT_ROWS: usize = 512;
+
+/// A decoder on a device for whole windows of a text: the stream of all of them stays there and blocks pass by, so that
+/// a model needs room for one block, its head and the text, and no more.
+pub struct DeviceForward {
+    arena: Arena,
+    room: DeviceBlock,
+    /// All positions x width
+    stream: View,
+    norm: usize,
+    normed: View,
+    head: View,
+    logits: View,
+    epsilon: f64,
+}
+
+/// Where everything lies.
+struct Places {
+    room: DeviceBlock,
+    stream: View,
+    norm: usize,
+    normed: View,
+    head: View,
+    logits: View,
+    factors: Factors,
+}
+
+impl Places {
+    fn plan(layout: &mut Layout, config: &Config, (window, windows): (usize, usize), batch: usize) -> Result<Self, ForwardError> {
+        let stream = layout.matrix(windows * window, config.hidden);
+        let norm = layout.vector(config.hidden);
+        let normed = layout.matrix(LOGIT_ROWS, config.hidden);
+        let head = layout.matrix(config.vocab, config.hidden);
+        let logits = layout.matrix(LOGIT_ROWS, config.vocab);
+        // The head is written before a block comes.
+        let start = layout.mark();
+        let factors = Factors::place(layout, config);
+        let end = layout.mark();
+        layout.back_to(start);
+        let room = DeviceBlock::place(layout, config, window, batch)?;
+        layout.behind(end);
+        Ok(Self { room, stream, norm, normed, head, logits, factors })
+    }
+}
+
+impl DeviceForward {
+    /// Brings windows of `window` positions each, one behind another in `tokens`, to a device and through the model.
+    ///
+    /// Errors: what it needs there, where there is not that much; a token that the model does not have.
+    pub fn run(
+        device: &Device,
+        decoder: &Decoder,
+        tokens: &[u32],
+        window: usize,
+        done: &dyn Fn(usize),
+    ) -> Result<Self, ForwardError> {
+        let config = decoder.config();
+        check(config, window)?;
+        if window > config.max_positions {
+            return Err(DecoderError::TooLong { needed: window, most: config.max_positions }.into());
+        }
+        let windows = tokens.len() / window;
+        let largest = Arena::largest(device)?.min(Arena::room(device)?);
+        let plan = |batch: usize| -> Result<(Places, usize), ForwardError> {
+            let mut layout = Layout::default();
+            let places = Places::plan(&mut layout, config, (window, windows), batch)?;
+            Ok((places, layout.most()))
+        };
+        let mut batch = (BATCH_ROWS / window).clamp(1, windows.max(1));
+        while batch > 1 && plan(batch)?.1 > largest {
+            batch /= 2;
+        }
+        let (places, numbers) = plan(batch)?;
+        if numbers > largest {
+            let what = format!("a block, the head and {windows} windows of {window} positions");
+            return Err(DeviceError::memory(what, numbers as u64 * 4, largest as u64 * 4).into());
+        }
+        let mut arena = Arena::new(device, numbers)?;
+        let Places { room, stream, norm, normed, head, logits, factors } = places;
+        write_linear(&mut arena, &decoder.head, head, &factors);
+        arena.write(norm, &decoder.norm);
+        arena.write(stream.at, &decoder.embed(tokens)?);
+        room.prepare(&mut arena);
+        for layer in 0..config.layers {
+            room.load(&mut arena, decoder.block(layer));
+            for start in (0..stream.rows).step_by(room.most_rows()) {
+                let rows = room.most_rows().min(stream.rows - start);
+                let (inside, part) = (room.stream(rows), stream.part((start, 0), (rows, stream.cols)));
+                scale(&mut arena, &[Scale::new(part, inside)]);
+                room.inputs(&mut arena, rows);
+                room.finish(&mut arena, rows);
+                scale(&mut arena, &[Scale::new(inside, part)]);
+            }
+            arena.finish()?;
+            done(layer + 1);
+        }
+        Ok(Self { arena, room, stream, norm, normed, head, logits, epsilon: config.rms_eps })
+    }
+
+    /// Logits after `rows` positions, at most [`LOGIT_ROWS`], from position `start` of all: rows x vocabulary.
+    ///
+    /// # Panics
+    /// When there are no such positions.
+    pub fn logits(&mut self, start: usize, rows: usize) -> Result<Vec<f32>, DeviceError> {
+        let first = |view: View| view.part((0, 0), (rows, view.cols));
+        let x = self.stream.part((start, 0), (rows, self.stream.cols));
+        let (normed, logits) = (first(self.normed), first(self.logits));
+        let norm = RmsNorm { x, weight: self.norm, y: normed };
+        rms_norm_batch(&mut self.arena, self.epsilon, &[norm]);
+        gemm(&mut self.arena, &[Gemm::new(normed, self.head, logits).b_transposed()]);
+        self.arena.read(logits.at, logits.len())
+    }
+
+    /// Positions of a window.
+    pub fn window(&self) -> usize {
+        self.room.window()
+    }
+}
