@@ -22,6 +22,7 @@ pub(crate) use gguf::{Array as GgufArray, Gguf, Value as GgufValue};
 
 use self::hf::Folder;
 use self::layout::{Naming, select};
+use super::chat::{ChatError, ChatTemplate};
 use super::config::Config;
 use super::tensor::Tensor;
 use super::text::hex;
@@ -46,7 +47,12 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Source {
-    HuggingFace { raw_config: Value, chat_template: Option<String>, extra_files: Vec<PathBuf> },
+    HuggingFace {
+        raw_config: Value,
+        chat_template: Option<String>,
+        special_tokens: BTreeMap<&'static str, String>,
+        extra_files: Vec<PathBuf>,
+    },
     Gguf(Gguf),
 }
 
@@ -112,6 +118,7 @@ impl Checkpoint {
         let mut folder = Folder::new(path, read);
         let (config, raw_config) = hf::config(&mut folder)?;
         let chat_template = hf::chat_template(&mut folder)?;
+        let special_tokens = hf::special_tokens(&mut folder)?;
         let (file, stored) = hf::tensors(&mut folder)?;
         let tensors = select(&config, Naming::HuggingFace, &file, stored)?;
         let extra_files = hf::extra_files(&mut folder)?;
@@ -121,7 +128,7 @@ impl Checkpoint {
             config,
             tensors,
             files: folder.into_files(),
-            source: Source::HuggingFace { raw_config, chat_template, extra_files },
+            source: Source::HuggingFace { raw_config, chat_template, special_tokens, extra_files },
         })
     }
 
@@ -179,6 +186,39 @@ impl Checkpoint {
         }
     }
 
+    /// The chat template, ready to render conversations.
+    ///
+    /// # Errors
+    /// There is none, or it is no Jinja.
+    pub fn chat(&self, tokenizer: &Tokenizer) -> Result<ChatTemplate, ChatError> {
+        let source = self.chat_template().ok_or_else(|| ChatError::NoTemplate { path: self.path.clone() })?;
+        ChatTemplate::new(&source, self.special_tokens(tokenizer))
+    }
+
+    /// The texts of special tokens by the names that chat templates have for them: those that the tokenizer's files name,
+    /// else those of the configuration's ids.
+    pub fn special_tokens(&self, tokenizer: &Tokenizer) -> BTreeMap<&'static str, String> {
+        let mut tokens = match &self.source {
+            Source::HuggingFace { special_tokens, .. } => special_tokens.clone(),
+            Source::Gguf(gguf) => gguf_special_tokens(gguf, tokenizer),
+        };
+        let of_config = [("bos_token", self.config.bos), ("eos_token", self.config.eos.first().copied())];
+        for (name, id) in of_config {
+            if let Some(text) = id.and_then(|id| tokenizer.token(id)).filter(|_| !tokens.contains_key(name)) {
+                tokens.insert(name, text);
+            }
+        }
+        tokens
+    }
+
+    /// Tokens that end a text: those of the configuration, and the tokenizer's own.
+    pub fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let mut ends = self.config.eos.clone();
+        let own = self.special_tokens(tokenizer).get("eos_token").and_then(|text| tokenizer.token_id(text));
+        ends.extend(own.filter(|own| !ends.contains(own)));
+        ends
+    }
+
     /// Builds the tokenizer from tokenizer.json or from GGUF metadata.
     ///
     /// # Errors
@@ -215,6 +255,20 @@ impl Checkpoint {
         }
         hex(&hash.finalize())
     }
+}
+
+fn gguf_special_tokens(gguf: &Gguf, tokenizer: &Tokenizer) -> BTreeMap<&'static str, String> {
+    let keys = [
+        ("bos_token", "tokenizer.ggml.bos_token_id"),
+        ("eos_token", "tokenizer.ggml.eos_token_id"),
+        ("unk_token", "tokenizer.ggml.unknown_token_id"),
+        ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ];
+    let text = |key: &str| {
+        let id = gguf.metadata.get(key)?.unsigned()?;
+        tokenizer.token(u32::try_from(id).ok()?)
+    };
+    keys.into_iter().filter_map(|(name, key)| Some((name, text(key)?))).collect()
 }
 
 fn half_dtype(tensors: &BTreeMap<String, Tensor>, raw_config: Option<&Value>) -> Dtype {
