@@ -20,7 +20,7 @@ use lapidary::model::text::Text;
 use super::device::DeviceArgs;
 use super::profile::Profile;
 use super::progress::PackProgress;
-use super::{Texts, print};
+use super::{Texts, local, print};
 
 /// Pack a model: each linear layer becomes ±1 factors with a few scales
 #[derive(clap::Args)]
@@ -101,7 +101,7 @@ fn encoder(args: &Args, checkpoint: &Checkpoint, recipe: &Recipe, plan: &Plan) -
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let began = Instant::now();
-    let checkpoint = Checkpoint::open(&args.model).into_diagnostic()?;
+    let checkpoint = Checkpoint::open(local(&args.model)?).into_diagnostic()?;
     let plan = match (&args.plan, args.bits) {
         (Some(file), bits) => {
             let text = std::fs::read_to_string(file)
