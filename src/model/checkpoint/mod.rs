@@ -8,12 +8,9 @@ mod safetensors;
 mod stored;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use memmap2::Mmap;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -65,7 +62,7 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
         if path.is_dir() {
-            return Self::from_folder(path, &|name| map(&path.join(name)));
+            return Self::from_folder(path, &|name| Bytes::map(&path.join(name)));
         }
         if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
             return match path.metadata() {
@@ -75,8 +72,8 @@ impl Checkpoint {
         }
         let own = gguf::file_name(path);
         Self::from_gguf_parts(path, &|name| match name == own {
-            true => map(path),
-            false => map(&path.with_file_name(name)),
+            true => Bytes::map(path),
+            false => Bytes::map(&path.with_file_name(name)),
         })
     }
 
@@ -278,16 +275,4 @@ fn half_dtype(tensors: &BTreeMap<String, Tensor>, raw_config: Option<&Value>) ->
         Dtype::F32 if declared.and_then(Value::as_str) == Some("bfloat16") => Dtype::Bf16,
         _ => Dtype::F16,
     }
-}
-
-/// Maps a file; its bytes are read when they are looked at.
-fn map(path: &Path) -> io::Result<Bytes> {
-    // Asked before opening: to open a pipe waits for its writer.
-    if !path.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    let file = File::open(path)?;
-    // SAFETY: the map is only read; that the file stays as it is, is the documented condition of `Checkpoint`.
-    let map = unsafe { Mmap::map(&file) }?;
-    Ok(Bytes::mapped(Arc::new(map)))
 }
