@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::CheckpointError;
-use super::error::{Fault, shortened};
+use super::error::{Fault, NameList, shortened};
 use super::safetensors;
 use super::stored::Stored;
 use crate::device::Bytes;
@@ -149,9 +149,7 @@ pub(super) fn chat_template(folder: &mut Folder) -> Result<Option<String>, Check
 }
 
 /// The texts of special tokens that tokenizer_config.json names, as chat templates call them.
-pub(super) fn special_tokens(
-    folder: &mut Folder,
-) -> Result<BTreeMap<&'static str, String>, CheckpointError> {
+pub(super) fn special_tokens(folder: &mut Folder) -> Result<BTreeMap<&'static str, String>, CheckpointError> {
     let Some(config) = folder.json::<TokenizerConfig>(TOKENIZER_CONFIG)? else { return Ok(BTreeMap::new()) };
     let named = [
         ("bos_token", config.bos_token),
@@ -183,6 +181,16 @@ pub(super) fn tensors(folder: &mut Folder) -> Result<(PathBuf, BTreeMap<String, 
         }
     })?;
     let shards = shards(&bytes).map_err(|fault| fault.in_file(&file))?;
+    let mut missing = NameList::default();
+    for shard in shards.keys() {
+        if folder.optional(shard)?.is_none() {
+            missing.push(shard);
+        }
+    }
+    if missing.count > 0 {
+        let (count, names) = (missing.count, missing.finish());
+        return Err(CheckpointError::MissingShards { file, count, names });
+    }
     let mut tensors = BTreeMap::new();
     for (shard, names) in shards {
         let bytes = folder.required(&shard)?;
