@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`device`] | memory: where bytes live |
 //! | [`ops`] | one op a file: its definition on the host, its tolerance |
+//! | [`hub`] | models by their name on huggingface.co |
 //! | [`arrow`] | the resident Newton solver for arrow-structured systems |
 //! | [`blr`] | the payload of one packed linear layer: bytes, rank rule, product with activations |
 //! | [`model`] | checkpoints, tokenizers and the decoder with its capture points |
@@ -13,6 +14,7 @@
 //! | [`eval`] | perplexity and divergence from the original |
 
 pub mod device;
+pub mod hub;
 pub mod ops;
 
 pub mod arrow;

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Bottom first; modules of one row do not know each other.
-const LAYERS: [&[&str]; 5] = [&["device"], &["ops"], &["blr", "arrow"], &["model"], &["compress", "eval"]];
+const LAYERS: [&[&str]; 5] =
+    [&["device"], &["ops", "hub"], &["blr", "arrow"], &["model"], &["compress", "eval"]];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
@@ -65,6 +66,15 @@ fn the_command_line_alone_knows_its_crates() {
         for name in ["clap::", "miette::", "indicatif::"] {
             assert!(!text.contains(name), "{} uses {name}", file.display());
         }
+    }
+}
+
+#[test]
+fn the_hub_alone_knows_the_network() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for file in sources(&root).iter().filter(|file| !file.starts_with(root.join("hub"))) {
+        let text = fs::read_to_string(file).unwrap();
+        assert!(!text.contains("ureq::") && !text.contains("TcpStream"), "{}", file.display());
     }
 }
 

@@ -9,7 +9,7 @@ use lapidary::compress::observer::Silent;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
 use lapidary::compress::{Encoder, PackParams, pack};
-use lapidary::eval::{Scores, evaluate};
+use lapidary::eval::{Original, Scores, evaluate};
 use lapidary::model::text::{Text, Windows};
 use lapidary::model::{Cache, Checkpoint, Decoder, Tokenizer};
 use lapidary::ops::log_softmax::argmax;
@@ -179,7 +179,7 @@ fn packed_row(
         bits: packing.totals.body_bits,
         bytes: stored_bytes(output)?,
         heldout: packing.totals.mean_heldout_rel,
-        scores: evaluate(&decoder, Some(original), windows, &|_| ()).into_diagnostic()?,
+        scores: evaluate(&decoder, Some(Original::Loaded(original)), windows, &|_| ()).into_diagnostic()?,
         answers: answers(&decoder, &packed.tokenizer().into_diagnostic()?)?,
     })
 }

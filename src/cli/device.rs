@@ -1,5 +1,4 @@
 use lapidary::arrow::Backend;
-use lapidary::compress::fit::FitError;
 use lapidary::device::{Device, DevicePolicy, Selection, select};
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -26,7 +25,10 @@ impl DeviceArgs {
 
     /// The device itself, where the work fits on it. Where it does not, `auto` takes the host and says so; a named one
     /// is an error.
-    pub fn open_for(&self, fits: impl Fn(&Device) -> Result<(), FitError>) -> Result<Device> {
+    pub fn open_for<E>(&self, fits: impl Fn(&Device) -> Result<(), E>) -> Result<Device>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
         let Selection { device, reason } = select(self.device).into_diagnostic()?;
         let (device, reason) = match fits(&device) {
             Err(error) if self.device == DevicePolicy::Auto => {
@@ -71,7 +73,7 @@ mod tests {
 
     #[test]
     fn auto_alone_takes_the_host_where_the_work_does_not_fit() {
-        let refused = |_: &Device| Err(DeviceError::memory("a tensor", 2 << 20, 1 << 20).into());
+        let refused = |_: &Device| Err(DeviceError::memory("a tensor", 2 << 20, 1 << 20));
         let args = |device| DeviceArgs { device };
         assert!(matches!(args(DevicePolicy::Auto).open_for(refused).unwrap(), Device::Host));
         let error = args(DevicePolicy::Host).open_for(refused).unwrap_err().to_string();

@@ -23,7 +23,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode> {
     let (checkpoint, decoder) = open(&args.model)?;
-    let packing = packing_of(&args.model)?;
+    let packing = packing_of(checkpoint.path())?;
     let mut layers = Vec::new();
     for layer in 0..checkpoint.config().layers {
         layers.extend(LinearName::ALL.map(|name| (name.prefix(layer), decoder.linear(layer, name))));

@@ -5,11 +5,13 @@ mod demo;
 mod device;
 mod eval;
 mod generate;
+mod hub;
 mod inspect;
 mod pack;
 mod profile;
 mod progress;
 mod solve;
+mod sources;
 mod table;
 mod verify;
 
@@ -20,6 +22,8 @@ use clap::{Parser, Subcommand};
 use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::model::{Checkpoint, Decoder};
+
+use self::hub::local;
 
 /// Cuts a language model down to about one bit a weight and shows the facets that remain.
 #[derive(Parser)]
@@ -92,7 +96,7 @@ fn print_json(value: &impl serde::Serialize) -> Result<()> {
 }
 
 fn open(path: &Path) -> Result<(Checkpoint, Decoder)> {
-    let checkpoint = Checkpoint::open(path).into_diagnostic()?;
+    let checkpoint = Checkpoint::open(local(path)?).into_diagnostic()?;
     let decoder =
         Decoder::load(&checkpoint).into_diagnostic().wrap_err_with(|| path.display().to_string())?;
     Ok((checkpoint, decoder))

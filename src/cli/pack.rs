@@ -6,22 +6,21 @@ use std::time::Instant;
 use clap::ValueEnum;
 use miette::{IntoDiagnostic, Result, WrapErr};
 
-use lapidary::compress::calibration::{CalibrationParams, Content, Source};
+use lapidary::compress::calibration::CalibrationParams;
 use lapidary::compress::fit::check_fits;
 use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
-use lapidary::compress::self_written::WriteParams;
 use lapidary::compress::{Encoder, PackParams, pack};
 use lapidary::device::Device;
 use lapidary::model::Checkpoint;
-use lapidary::model::text::Text;
 
 use super::device::DeviceArgs;
 use super::profile::Profile;
 use super::progress::PackProgress;
-use super::print;
+use super::sources::SourceArgs;
+use super::{local, print};
 
 /// Pack a model: each linear layer becomes ±1 factors with a few scales
 #[derive(clap::Args)]
@@ -34,17 +33,8 @@ pub struct Args {
     /// Bits a weight for every linear layer that the plan does not name
     #[arg(long, value_name = "BITS", required_unless_present = "plan", allow_negative_numbers = true)]
     bits: Option<f64>,
-    /// Calibration text: a UTF-8 file, or `self` for text that the model writes; with `:SHARE` behind it (`self:0.5`)
-    /// sources are mixed by their shares of the tokens, files without one are concatenated [default: self; with nvg2,
-    /// one file is mixed half and half with self]
-    #[arg(long = "text", value_name = "FILE|self[:SHARE]", num_args = 1..)]
-    texts: Vec<String>,
-    /// Seed of the text that the model writes
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Temperature at which it writes; 1 is its own distribution
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
-    temperature: f32,
+    #[command(flatten)]
+    sources: SourceArgs,
     /// How tensors are encoded
     #[arg(long, value_enum, default_value_t = RecipeArg::Nvg)]
     recipe: RecipeArg,
@@ -129,53 +119,9 @@ fn recipe(args: &Args) -> Result<Recipe> {
     Ok(recipe)
 }
 
-/// What calibrates: the texts that were named, and what the recipe takes beside or instead of them.
-fn sources(args: &Args, recipe: &Recipe) -> Result<Vec<Source>> {
-    let write = WriteParams { temperature: args.temperature, seed: args.seed, ..WriteParams::default() };
-    let named = args.texts.iter().map(|text| split_share(text)).collect::<Result<Vec<_>>>()?;
-    if named.iter().filter(|(name, _)| *name == SELF).count() > 1 {
-        return Err(miette::miette!("--text: the model writes one text, so give self once"));
-    }
-    let own = || Source::mixed(None, write);
-    if named.is_empty() {
-        return Ok(if recipe.needs_text() { own() } else { Vec::new() });
-    }
-    if named.iter().all(|(name, share)| *name != SELF && share.is_none()) {
-        let files: Vec<PathBuf> = named.iter().map(|(name, _)| PathBuf::from(name)).collect();
-        let text = Text::read(&files).into_diagnostic()?;
-        return Ok(match recipe.two_streams() {
-            true => Source::mixed(Some(text), write),
-            false => Source::text(text),
-        });
-    }
-    let source = |(name, share): &(&str, Option<f64>)| -> Result<Source> {
-        let content = match *name {
-            SELF => Content::SelfWritten(write),
-            file => Content::Given(Text::read(&[PathBuf::from(file)]).into_diagnostic()?),
-        };
-        Ok(Source { content, share: share.unwrap_or(1.0) })
-    };
-    named.iter().map(source).collect()
-}
-
-/// The name of the text that the model writes; a file of that name is `./self`.
-const SELF: &str = "self";
-
-/// `NAME:SHARE`, or a name alone; a file that exists under the whole name is meant as it stands.
-fn split_share(text: &str) -> Result<(&str, Option<f64>)> {
-    let share = text.rsplit_once(':').and_then(|(name, share)| Some((name, share.parse::<f64>().ok()?)));
-    match share {
-        Some((name, share)) if !std::path::Path::new(text).exists() => match share.is_finite() && share > 0.0 {
-            true => Ok((name, Some(share))),
-            false => Err(miette::miette!("--text {text}: a share is a number above 0")),
-        },
-        _ => Ok((text, None)),
-    }
-}
-
 pub fn run(args: Args) -> Result<ExitCode> {
     let began = Instant::now();
-    let checkpoint = Checkpoint::open(&args.model).into_diagnostic()?;
+    let checkpoint = Checkpoint::open(local(&args.model)?).into_diagnostic()?;
     let plan = match (&args.plan, args.bits) {
         (Some(file), bits) => {
             let text = std::fs::read_to_string(file)
@@ -190,7 +136,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (None, bits) => Plan::uniform(bits.unwrap_or(1.0)),
     };
     let recipe = recipe(&args)?;
-    let texts = sources(&args, &recipe)?;
+    let texts = args.sources.read(&recipe)?;
     let encoder = encoder(&args, &checkpoint, &recipe, &plan)?;
     let params = PackParams {
         output: args.output.clone(),

@@ -15,6 +15,15 @@ pub fn bar(length: u64, unit: &str) -> ProgressBar {
     bar
 }
 
+/// A bar that counts bytes of a file.
+#[cfg(feature = "hub")]
+pub fn bytes_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+    let template = "{msg} [{bar:30}] {bytes}/{total_bytes} · {bytes_per_sec} · {eta} left";
+    bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
 /// Draws a pack run: one bar over all tensors, a line for each finished tensor and each warning.
 pub struct PackProgress {
     state: Mutex<State>,

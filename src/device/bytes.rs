@@ -1,4 +1,7 @@
+use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
@@ -19,9 +22,17 @@ enum Source {
 }
 
 impl Bytes {
-    /// All bytes of a mapped file.
-    pub fn mapped(map: Arc<Mmap>) -> Self {
-        Self { range: 0..map.len(), source: Source::Mapped(map) }
+    /// All bytes of a regular file, mapped: they are read when they are looked at. The file must not change while they
+    /// are in use.
+    pub fn map(path: &Path) -> io::Result<Self> {
+        // Asked before opening: to open a pipe waits for its writer.
+        if !path.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let file = File::open(path)?;
+        // SAFETY: the map is only read; that the file stays as it is, is the documented condition.
+        let map = unsafe { Mmap::map(&file) }?;
+        Ok(Self { range: 0..map.len(), source: Source::Mapped(Arc::new(map)) })
     }
 
     /// A part of these bytes, or `None` where it reaches past the end.

@@ -3,6 +3,7 @@
 pub mod block;
 pub mod cache;
 pub mod capture;
+pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
@@ -17,6 +18,7 @@ pub use crate::ops::splitmix::SplitMix64;
 pub use block::{Block, Context};
 pub use cache::{Cache, LayerCache};
 pub use capture::{Capture, NoCapture, first_non_finite};
+pub use chat::{ChatError, ChatTemplate, Ending, Message, Role};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use config::{Biases, Config, ConfigError, Family, Gate, Sliding, Traits};
 pub use decoder::{Decoder, DecoderError, Run};

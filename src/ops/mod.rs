@@ -1,7 +1,7 @@
 //! One op is one stem: the `.rs` file defines it on the host, and states its tolerance where it has one.
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
-//! [`geglu`], [`log_softmax`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
+//! [`geglu`], [`log_softmax`], [`coarse`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
 //! The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
 /// A [`Program`](crate::device::arena::Program): stem, function, threads, constants.
@@ -27,6 +27,7 @@ pub mod arrow_solve;
 pub mod attention;
 pub mod attention_batch;
 pub mod cholesky;
+pub mod coarse;
 pub mod column_search;
 pub mod column_search_batch;
 pub mod dense_matvec;

@@ -137,7 +137,16 @@ fn indices_that_lie() {
         ("not JSON", "{".into(), "no index of shards"),
         ("no map", "{}".into(), "weight_map"),
         ("a map of numbers", index(r#"{"a":1}"#), "tensor `a`"),
-        ("a missing shard", index(r#"{"a":"model-9.safetensors"}"#), "model-9.safetensors: cannot be read"),
+        (
+            "a missing shard",
+            index(r#"{"a":"model-9.safetensors"}"#),
+            "1 files that it lists are not in the folder, fetch them: model-9.safetensors",
+        ),
+        (
+            "missing shards, all named",
+            index(r#"{"a":"x-2.safetensors","b":"model-0.safetensors","c":"x-1.safetensors"}"#),
+            "2 files that it lists are not in the folder, fetch them: x-1.safetensors, x-2.safetensors",
+        ),
         (
             "up and away",
             index(r#"{"a":"../model-0.safetensors"}"#),
@@ -195,6 +204,8 @@ fn settings_that_lie() {
         ("not UTF-8", "config.json", b"\xFF", "config.json: invalid utf-8"),
         ("deep", "config.json", &[b'['; 100_000], "config.json: it is no model configuration"),
         ("two megabytes", "config.json", &[b' '; 2 << 20], "config.json: 2097152 bytes are more than"),
+        ("a special token", "tokenizer_config.json", b"{\"eos_token\": 3}", "tokenizer_config.json: a token, or an object"),
+        ("a chat template in JSON", "chat_template.json", b"{\"chat_template\": 3}", "chat_template.json: "),
         ("generation", "generation_config.json", b"{\"eos_token_id\": \"x\"}", "generation_config.json: "),
         ("an id past the vocabulary", "generation_config.json", b"{\"eos_token_id\": 12}", "has 12 tokens"),
         ("tokenizer_config", "tokenizer_config.json", b"[", "tokenizer_config.json: "),
@@ -247,6 +258,47 @@ fn settings_that_lie() {
         let mut files = HfModel::tiny().write();
         files.remove(name);
         check_folder(name, &files, &[expected]);
+    }
+}
+
+#[test]
+fn configurations_that_contradict_the_tensors_or_the_decoder() {
+    let cases: &[(&str, &str, Value, &[&str])] = &[
+        (
+            "unknown scaling",
+            "rope_scaling",
+            json!({"rope_type": "yarn", "factor": 4.0}),
+            &["config.json: `rope_scaling` is yarn, but default, linear and llama3 are known"],
+        ),
+        (
+            "a wider model",
+            "hidden_size",
+            json!(64),
+            &[EMBEDDING, "has shape [12, 32], the configuration says [12, 64]"],
+        ),
+        (
+            "more heads of keys",
+            "num_key_value_heads",
+            json!(4),
+            &["self_attn.k_proj.weight", "has shape [16, 32], the configuration says [32, 32]"],
+        ),
+        (
+            "more layers",
+            "num_hidden_layers",
+            json!(3),
+            &[
+                "9 tensors that a llama model needs are missing: model.layers.2.input_layernorm.weight",
+                "model.layers.2.mlp.down_proj.weight",
+            ],
+        ),
+        ("fewer layers", "num_hidden_layers", json!(1), &["9 tensors belong to nothing", "model.layers.1"]),
+        ("biases", "attention_bias", json!(true), &["8 tensors", "model.layers.0.self_attn.q_proj.bias"]),
+        ("a smaller vocabulary", "vocab_size", json!(11), &["`bos_token_id or eos_token_id` is 11"]),
+    ];
+    for (case, key, value, expected) in cases {
+        let mut model = HfModel::tiny();
+        model.config[*key] = value.clone();
+        check_folder(case, &model.write(), expected);
     }
 }
 

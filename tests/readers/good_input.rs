@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use lapidary::model::{Checkpoint, Config, RowOrder, Tokenizer};
+use lapidary::model::{Checkpoint, Config, Ending, Message, Role, RowOrder, Tokenizer};
 use lapidary::ops::Dtype;
 
 use crate::fixtures::{Files, GgufFile, HfModel, Meta, Rng, SafeTensor, VOCAB, spm_tokens, tokenizer_json};
@@ -110,6 +110,56 @@ fn a_gguf_file_gives_its_tensors_under_hugging_face_names() {
             assert_eq!(checkpoint.chat_template().as_deref(), Some("{{ messages }}"));
         }
     }
+}
+
+#[test]
+fn chat_templates_and_special_tokens_are_found_wherever_they_are() {
+    // In the order in which one decides over the other.
+    let places: [(&str, &str); 4] = [
+        ("chat_template.jinja", "in jinja"),
+        ("chat_template.json", r#"{"chat_template": "in json"}"#),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "named"}]}"#,
+        ),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template": "plain", "bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "<tool>"}"#,
+        ),
+    ];
+    for (at, expected) in ["in jinja", "in json", "named", "plain"].into_iter().enumerate() {
+        let mut files = HfModel::tiny().write();
+        for (name, content) in places[at..].iter().rev() {
+            files.insert((*name).into(), content.as_bytes().to_vec());
+        }
+        let (_folder, checkpoint) = open_folder(&files);
+        assert_eq!(checkpoint.chat_template().as_deref(), Some(expected));
+        assert_eq!(checkpoint.extra_files().iter().any(|file| file.ends_with("chat_template.json")), at < 2);
+    }
+    let mut files = HfModel::tiny().write();
+    files.insert("tokenizer_config.json".into(), places[3].1.as_bytes().to_vec());
+    files.insert("generation_config.json".into(), b"{\"eos_token_id\": 3}".to_vec());
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.content }} {{ eos_token }}{% endfor %}";
+    files.insert("chat_template.jinja".into(), template.into());
+    let (_folder, checkpoint) = open_folder(&files);
+    let tokenizer = checkpoint.tokenizer().unwrap();
+    // The generation file's, config.json's, the tokenizer's.
+    assert_eq!(checkpoint.ends(&tokenizer), [3, 0, 11]);
+    let chat = checkpoint.chat(&tokenizer).unwrap();
+    let said = [Message::new(Role::User, "ab")];
+    assert_eq!(chat.render(&said, Ending::Answer).unwrap(), "<s>ab <tool>");
+    // Here `<tool>` is spelled with letters, no token of its own.
+    assert_eq!(chat.end_of_turn(&tokenizer), None);
+    files.insert("chat_template.jinja".into(), template.replace("eos_token", "'\n<s>'").into());
+    let (_folder, checkpoint) = open_folder(&files);
+    assert_eq!(checkpoint.chat(&tokenizer).unwrap().end_of_turn(&tokenizer), Some(0));
+
+    files.remove("chat_template.jinja");
+    files.remove("tokenizer_config.json");
+    let (_folder, checkpoint) = open_folder(&files);
+    let error = checkpoint.chat(&tokenizer).err().unwrap().to_string();
+    assert!(error.contains("has no chat template") && error.contains("leave --chat out"), "{error}");
+    assert_eq!(checkpoint.special_tokens(&tokenizer)["eos_token"], "c");
 }
 
 #[test]

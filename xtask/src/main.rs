@@ -37,12 +37,14 @@ fn main() -> ExitCode {
 fn check() -> Result<()> {
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
+    cargo(&["clippy", "--release", "--all-targets", "--features", "hub", "--", "-D", "warnings"], &[])?;
     cargo(
         &["doc", "--release", "--no-deps", "--document-private-items"],
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
     figures::check(&root())?;
-    cargo(&["test", "--release", "--workspace"], &[])
+    cargo(&["test", "--release", "--workspace"], &[])?;
+    cargo(&["test", "--release", "--features", "hub", "--test", "hub"], &[])
 }
 
 fn cargo(args: &[&str], environment: &[(&str, &str)]) -> Result<()> {

@@ -12,7 +12,7 @@ use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::Recipe;
 use lapidary::compress::{Encoder, PackParams, pack};
 use lapidary::device::Device;
-use lapidary::eval::evaluate;
+use lapidary::eval::{Original, evaluate};
 use lapidary::model::text::{Text, Windows};
 use lapidary::model::{Checkpoint, Decoder};
 
@@ -226,7 +226,8 @@ fn divergence(
     let original = Decoder::load(checkpoint).into_diagnostic()?;
     let mut kl = [0.0; 2];
     for (kl, decoder) in kl.iter_mut().zip(packed) {
-        let scores = evaluate(decoder, Some(&original), &windows_of_text, &|_| ()).into_diagnostic()?;
+        let scores = evaluate(decoder, Some(Original::Loaded(&original)), &windows_of_text, &|_| ())
+            .into_diagnostic()?;
         *kl = scores.divergence.map_or(f64::NAN, |divergence| divergence.mean_kl);
         eprintln!("perplexity {:.2}, mean KL {kl:.4}", scores.perplexity);
     }

@@ -18,6 +18,8 @@ pub enum CheckpointError {
     Tensor { file: PathBuf, tensor: String, problem: String },
     #[error("{file}: tensor `{tensor}` is stored as {dtype}; this version reads {supported}")]
     UnsupportedType { file: PathBuf, tensor: String, dtype: String, supported: &'static str },
+    #[error("{file}: {count} files that it lists are not in the folder, fetch them: {names}")]
+    MissingShards { file: PathBuf, count: usize, names: String },
     #[error("{file}: {problem}")]
     Parts { file: PathBuf, problem: String },
     #[error("{file}: {count} tensors that a {family} model needs are missing: {names}")]

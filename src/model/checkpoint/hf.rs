@@ -8,7 +8,7 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::CheckpointError;
-use super::error::{Fault, shortened};
+use super::error::{Fault, NameList, shortened};
 use super::safetensors;
 use super::stored::Stored;
 use crate::device::Bytes;
@@ -19,15 +19,17 @@ const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Files that are copied along with a model, apart from its configuration and weights.
-const EXTRA: [&str; 7] = [
+const EXTRA: [&str; 8] = [
     TOKENIZER,
     TOKENIZER_CONFIG,
     "special_tokens_map.json",
     GENERATION,
     CHAT_TEMPLATE,
+    CHAT_TEMPLATE_JSON,
     "vocab.json",
     "merges.txt",
 ];
@@ -110,7 +112,13 @@ pub(super) fn config(folder: &mut Folder) -> Result<(Config, Value), CheckpointE
     let mut config = Config::from_hf_json(text).map_err(wrong)?;
     let raw = serde_json::from_str(text).map_err(|error| wrong(ConfigError::Json(error)))?;
     if let Some(eos) = folder.json::<Generation>(GENERATION)?.and_then(|generation| generation.eos_token_id) {
-        config.eos = eos.into_vec();
+        // Both files may name tokens that the other forgets; those for generation come first.
+        let of_config = std::mem::replace(&mut config.eos, eos.into_vec());
+        for id in of_config {
+            if !config.eos.contains(&id) {
+                config.eos.push(id);
+            }
+        }
     }
     config.add_bos = adds_bos(folder, &config)?;
     if config.add_bos && config.bos.is_none() {
@@ -119,20 +127,42 @@ pub(super) fn config(folder: &mut Folder) -> Result<(Config, Value), CheckpointE
     Ok((config.validate().map_err(wrong)?, raw))
 }
 
-/// The chat template: its own file where there is one, else the one in tokenizer_config.json.
+/// The chat template: its own file where there is one (Jinja before JSON), else the one in tokenizer_config.json; of
+/// several, the one called `default`.
 pub(super) fn chat_template(folder: &mut Folder) -> Result<Option<String>, CheckpointError> {
     if let Some(bytes) = folder.optional(CHAT_TEMPLATE)? {
         let text =
             std::str::from_utf8(bytes.as_slice()).map_err(|error| folder.malformed(CHAT_TEMPLATE, error))?;
         return Ok(Some(text.into()));
     }
-    let template = folder.json::<TokenizerConfig>(TOKENIZER_CONFIG)?.and_then(|config| config.chat_template);
+    let own = folder.json::<TemplateFile>(CHAT_TEMPLATE_JSON)?.and_then(|file| file.chat_template);
+    let template = match own {
+        Some(template) => Some(template),
+        None => folder.json::<TokenizerConfig>(TOKENIZER_CONFIG)?.and_then(|config| config.chat_template),
+    };
     Ok(template.and_then(|template| match template {
         ChatTemplate::One(text) => Some(text),
         ChatTemplate::Named(list) => {
             list.into_iter().find(|named| named.name == "default").map(|named| named.template)
         }
     }))
+}
+
+/// The texts of special tokens that tokenizer_config.json names, as chat templates call them.
+pub(super) fn special_tokens(folder: &mut Folder) -> Result<BTreeMap<&'static str, String>, CheckpointError> {
+    let Some(config) = folder.json::<TokenizerConfig>(TOKENIZER_CONFIG)? else { return Ok(BTreeMap::new()) };
+    let named = [
+        ("bos_token", config.bos_token),
+        ("eos_token", config.eos_token),
+        ("unk_token", config.unk_token),
+        ("pad_token", config.pad_token),
+    ];
+    let named = named.into_iter().filter_map(|(name, token)| Some((name, token?)));
+    Ok(named
+        .map(|(name, token)| match token {
+            TokenText::Plain(text) | TokenText::Described { content: text } => (name, text),
+        })
+        .collect())
 }
 
 /// The file that lists the tensors, and all tensors of the one file or of the shards.
@@ -151,6 +181,16 @@ pub(super) fn tensors(folder: &mut Folder) -> Result<(PathBuf, BTreeMap<String, 
         }
     })?;
     let shards = shards(&bytes).map_err(|fault| fault.in_file(&file))?;
+    let mut missing = NameList::default();
+    for shard in shards.keys() {
+        if folder.optional(shard)?.is_none() {
+            missing.push(shard);
+        }
+    }
+    if missing.count > 0 {
+        let (count, names) = (missing.count, missing.finish());
+        return Err(CheckpointError::MissingShards { file, count, names });
+    }
     let mut tensors = BTreeMap::new();
     for (shard, names) in shards {
         let bytes = folder.required(&shard)?;
@@ -226,6 +266,24 @@ struct Generation {
 struct TokenizerConfig {
     add_bos_token: Option<bool>,
     chat_template: Option<ChatTemplate>,
+    bos_token: Option<TokenText>,
+    eos_token: Option<TokenText>,
+    unk_token: Option<TokenText>,
+    pad_token: Option<TokenText>,
+}
+
+/// chat_template.json.
+#[derive(Deserialize)]
+struct TemplateFile {
+    chat_template: Option<ChatTemplate>,
+}
+
+/// A special token: its text, or an object that describes it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a token, or an object with its `content`")]
+enum TokenText {
+    Plain(String),
+    Described { content: String },
 }
 
 #[derive(Deserialize)]

@@ -8,12 +8,9 @@ mod safetensors;
 mod stored;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use memmap2::Mmap;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -22,6 +19,7 @@ pub(crate) use gguf::{Array as GgufArray, Gguf, Value as GgufValue};
 
 use self::hf::Folder;
 use self::layout::{Naming, select};
+use super::chat::{ChatError, ChatTemplate};
 use super::config::Config;
 use super::tensor::Tensor;
 use super::text::hex;
@@ -46,7 +44,12 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Source {
-    HuggingFace { raw_config: Value, chat_template: Option<String>, extra_files: Vec<PathBuf> },
+    HuggingFace {
+        raw_config: Value,
+        chat_template: Option<String>,
+        special_tokens: BTreeMap<&'static str, String>,
+        extra_files: Vec<PathBuf>,
+    },
     Gguf(Gguf),
 }
 
@@ -59,7 +62,7 @@ impl Checkpoint {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
         if path.is_dir() {
-            return Self::from_folder(path, &|name| map(&path.join(name)));
+            return Self::from_folder(path, &|name| Bytes::map(&path.join(name)));
         }
         if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
             return match path.metadata() {
@@ -69,8 +72,8 @@ impl Checkpoint {
         }
         let own = gguf::file_name(path);
         Self::from_gguf_parts(path, &|name| match name == own {
-            true => map(path),
-            false => map(&path.with_file_name(name)),
+            true => Bytes::map(path),
+            false => Bytes::map(&path.with_file_name(name)),
         })
     }
 
@@ -112,6 +115,7 @@ impl Checkpoint {
         let mut folder = Folder::new(path, read);
         let (config, raw_config) = hf::config(&mut folder)?;
         let chat_template = hf::chat_template(&mut folder)?;
+        let special_tokens = hf::special_tokens(&mut folder)?;
         let (file, stored) = hf::tensors(&mut folder)?;
         let tensors = select(&config, Naming::HuggingFace, &file, stored)?;
         let extra_files = hf::extra_files(&mut folder)?;
@@ -121,7 +125,7 @@ impl Checkpoint {
             config,
             tensors,
             files: folder.into_files(),
-            source: Source::HuggingFace { raw_config, chat_template, extra_files },
+            source: Source::HuggingFace { raw_config, chat_template, special_tokens, extra_files },
         })
     }
 
@@ -179,6 +183,39 @@ impl Checkpoint {
         }
     }
 
+    /// The chat template, ready to render conversations.
+    ///
+    /// # Errors
+    /// There is none, or it is no Jinja.
+    pub fn chat(&self, tokenizer: &Tokenizer) -> Result<ChatTemplate, ChatError> {
+        let source = self.chat_template().ok_or_else(|| ChatError::NoTemplate { path: self.path.clone() })?;
+        ChatTemplate::new(&source, self.special_tokens(tokenizer))
+    }
+
+    /// The texts of special tokens by the names that chat templates have for them: those that the tokenizer's files name,
+    /// else those of the configuration's ids.
+    pub fn special_tokens(&self, tokenizer: &Tokenizer) -> BTreeMap<&'static str, String> {
+        let mut tokens = match &self.source {
+            Source::HuggingFace { special_tokens, .. } => special_tokens.clone(),
+            Source::Gguf(gguf) => gguf_special_tokens(gguf, tokenizer),
+        };
+        let of_config = [("bos_token", self.config.bos), ("eos_token", self.config.eos.first().copied())];
+        for (name, id) in of_config {
+            if let Some(text) = id.and_then(|id| tokenizer.token(id)).filter(|_| !tokens.contains_key(name)) {
+                tokens.insert(name, text);
+            }
+        }
+        tokens
+    }
+
+    /// Tokens that end a text: those of the configuration, and the tokenizer's own.
+    pub fn ends(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let mut ends = self.config.eos.clone();
+        let own = self.special_tokens(tokenizer).get("eos_token").and_then(|text| tokenizer.token_id(text));
+        ends.extend(own.filter(|own| !ends.contains(own)));
+        ends
+    }
+
     /// Builds the tokenizer from tokenizer.json or from GGUF metadata.
     ///
     /// # Errors
@@ -217,6 +254,20 @@ impl Checkpoint {
     }
 }
 
+fn gguf_special_tokens(gguf: &Gguf, tokenizer: &Tokenizer) -> BTreeMap<&'static str, String> {
+    let keys = [
+        ("bos_token", "tokenizer.ggml.bos_token_id"),
+        ("eos_token", "tokenizer.ggml.eos_token_id"),
+        ("unk_token", "tokenizer.ggml.unknown_token_id"),
+        ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ];
+    let text = |key: &str| {
+        let id = gguf.metadata.get(key)?.unsigned()?;
+        tokenizer.token(u32::try_from(id).ok()?)
+    };
+    keys.into_iter().filter_map(|(name, key)| Some((name, text(key)?))).collect()
+}
+
 fn half_dtype(tensors: &BTreeMap<String, Tensor>, raw_config: Option<&Value>) -> Dtype {
     let declared = raw_config.and_then(|raw| raw.get("torch_dtype").or(raw.get("dtype")));
     match tensors["model.embed_tokens.weight"].dtype {
@@ -224,16 +275,4 @@ fn half_dtype(tensors: &BTreeMap<String, Tensor>, raw_config: Option<&Value>) ->
         Dtype::F32 if declared.and_then(Value::as_str) == Some("bfloat16") => Dtype::Bf16,
         _ => Dtype::F16,
     }
-}
-
-/// Maps a file; its bytes are read when they are looked at.
-fn map(path: &Path) -> io::Result<Bytes> {
-    // Asked before opening: to open a pipe waits for its writer.
-    if !path.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    let file = File::open(path)?;
-    // SAFETY: the map is only read; that the file stays as it is, is the documented condition of `Checkpoint`.
-    let map = unsafe { Mmap::map(&file) }?;
-    Ok(Bytes::mapped(Arc::new(map)))
 }

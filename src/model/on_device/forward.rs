@@ -18,7 +18,6 @@ pub const LOGIT_ROWS: usize = 512;
 /// a model needs room for one block, its head and the text, and no more.
 pub struct DeviceForward {
     arena: Arena,
-    room: DeviceBlock,
     /// All positions x width
     stream: View,
     norm: usize,
@@ -58,6 +57,11 @@ impl Places {
 }
 
 impl DeviceForward {
+    /// Whether the kernels take a model, with windows of so many positions.
+    pub fn takes(config: &Config, window: usize) -> Result<(), ForwardError> {
+        check(config, window)
+    }
+
     /// Brings windows of `window` positions each, one behind another in `tokens`, to a device and through the model.
     ///
     /// Errors: what it needs there, where there is not that much; a token that the model does not have.
@@ -66,7 +70,6 @@ impl DeviceForward {
         decoder: &Decoder,
         tokens: &[u32],
         window: usize,
-        done: &dyn Fn(usize),
     ) -> Result<Self, ForwardError> {
         let config = decoder.config();
         check(config, window)?;
@@ -106,9 +109,8 @@ impl DeviceForward {
                 scale(&mut arena, &[Scale::new(inside, part)]);
             }
             arena.finish()?;
-            done(layer + 1);
         }
-        Ok(Self { arena, room, stream, norm, normed, head, logits, epsilon: config.rms_eps })
+        Ok(Self { arena, stream, norm, normed, head, logits, epsilon: config.rms_eps })
     }
 
     /// Logits after `rows` positions, at most [`LOGIT_ROWS`], from position `start` of all: rows x vocabulary.
@@ -123,10 +125,5 @@ impl DeviceForward {
         rms_norm_batch(&mut self.arena, self.epsilon, &[norm]);
         gemm(&mut self.arena, &[Gemm::new(normed, self.head, logits).b_transposed()]);
         self.arena.read(logits.at, logits.len())
-    }
-
-    /// Positions of a window.
-    pub fn window(&self) -> usize {
-        self.room.window()
     }
 }

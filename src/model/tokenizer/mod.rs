@@ -85,6 +85,11 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Whether the token is one that is found in a text before it is split: `<|im_end|>` and the like.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.inner.get_added_tokens_decoder().contains_key(&id)
+    }
+
     /// Every token with its id.
     pub fn vocabulary(&self) -> std::collections::BTreeMap<String, u32> {
         self.inner.get_vocab(true).into_iter().collect()

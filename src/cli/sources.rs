@@ -1,0 +1,86 @@
+use std::path::{Path, PathBuf};
+
+use miette::{IntoDiagnostic, Result, miette};
+
+use lapidary::compress::calibration::{Content, Source};
+use lapidary::compress::recipe::Recipe;
+use lapidary::compress::self_written::WriteParams;
+use lapidary::model::text::Text;
+
+/// What calibrates.
+#[derive(clap::Args)]
+pub struct SourceArgs {
+    /// Calibration text: a UTF-8 file, or `self` for text that the model writes; with `:SHARE` behind it (`self:0.5`)
+    /// sources are mixed by their shares of the tokens, files without one are concatenated [default: self; with two
+    /// streams, files are mixed half and half with self]
+    #[arg(long = "text", value_name = "FILE|self[:SHARE]", num_args = 1..)]
+    texts: Vec<String>,
+    /// Seed of the text that the model writes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Temperature at which it writes; 1 is its own distribution
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    temperature: f32,
+}
+
+/// The name of the text that the model writes; a file of that name is `./self`.
+const SELF: &str = "self";
+
+impl SourceArgs {
+    /// The texts that were named, and what the recipe takes beside or instead of them.
+    pub fn read(&self, recipe: &Recipe) -> Result<Vec<Source>> {
+        let write = WriteParams { temperature: self.temperature, seed: self.seed, ..WriteParams::default() };
+        let named = self.texts.iter().map(|text| split_share(text)).collect::<Result<Vec<_>>>()?;
+        if named.iter().filter(|(name, _)| *name == SELF).count() > 1 {
+            return Err(miette!("--text: the model writes one text, so give self once"));
+        }
+        if named.is_empty() {
+            return Ok(if recipe.needs_text() { Source::mixed(None, write) } else { Vec::new() });
+        }
+        if named.iter().all(|(name, share)| *name != SELF && share.is_none()) {
+            let files: Vec<PathBuf> = named.iter().map(|(name, _)| PathBuf::from(name)).collect();
+            let text = Text::read(&files).into_diagnostic()?;
+            return Ok(match recipe.two_streams() {
+                true => Source::mixed(Some(text), write),
+                false => Source::text(text),
+            });
+        }
+        let source = |(name, share): &(&str, Option<f64>)| -> Result<Source> {
+            let content = match *name {
+                SELF => Content::SelfWritten(write),
+                file => Content::Given(Text::read(&[PathBuf::from(file)]).into_diagnostic()?),
+            };
+            Ok(Source { content, share: share.unwrap_or(1.0) })
+        };
+        named.iter().map(source).collect()
+    }
+}
+
+/// `NAME:SHARE`, or a name alone; a file that exists under the whole name is meant as it stands.
+fn split_share(text: &str) -> Result<(&str, Option<f64>)> {
+    let share = text.rsplit_once(':').and_then(|(name, share)| Some((name, share.parse::<f64>().ok()?)));
+    match share.filter(|_| !Path::new(text).exists()) {
+        Some((_, share)) if !(share.is_finite() && share > 0.0) => {
+            Err(miette!("--text {text}: a share is a number above 0"))
+        }
+        Some((name, share)) => Ok((name, Some(share))),
+        None => Ok((text, None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_stand_behind_the_last_colon() {
+        let split = |text| split_share(text).unwrap();
+        assert_eq!(split("self"), ("self", None));
+        assert_eq!(split("self:0.25"), ("self", Some(0.25)));
+        assert_eq!(split("C:/texts/wiki.txt"), ("C:/texts/wiki.txt", None));
+        assert_eq!(split("C:/texts/wiki.txt:2"), ("C:/texts/wiki.txt", Some(2.0)));
+        for bad in ["self:0", "self:-1", "self:inf", "self:nan"] {
+            assert!(split_share(bad).unwrap_err().to_string().contains("a number above 0"), "{bad}");
+        }
+    }
+}

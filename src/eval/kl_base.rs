@@ -1,0 +1,276 @@
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::perplexity::EvalError;
+use super::predictor::{LOGIT_ROWS, rows};
+use crate::device::{Bytes, write_durably};
+use crate::model::text::{Windows, hex};
+use crate::model::{Decoder, NoCapture, Run};
+use crate::ops::coarse::Coarse;
+use crate::ops::log_softmax::log_probability;
+
+/// Tokens that are kept of each distribution.
+pub const HEAD: usize = 256;
+/// What the file says it is.
+const FORMAT: &str = "lapidary kl-base 1";
+
+/// What an original predicts on a text, kept so that it need not be loaded again: for each scored position the
+/// [`HEAD`] likeliest tokens with their log-probabilities, the mass of all others, and the log-probability of the token
+/// that came. A safetensors file (docs/format.md), mapped.
+pub struct KlBase {
+    file: PathBuf,
+    bytes: Bytes,
+    pub info: BaseInfo,
+}
+
+/// Of which model and which text predictions are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseInfo {
+    /// The original's name, for people.
+    pub model: String,
+    /// Its fingerprint.
+    pub fingerprint: String,
+    /// SHA-256 of the windows' tokens, start tokens included, as little-endian u32.
+    pub tokens: String,
+    /// Tokens of a window, and how many windows.
+    pub window: usize,
+    pub windows: usize,
+    /// Scored positions of a window.
+    pub positions: usize,
+    pub vocab: usize,
+}
+
+/// The original's prediction at one position.
+pub(super) struct Prediction {
+    pub coarse: Coarse,
+    /// Log-probability of the token that came.
+    pub next: f32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KlBaseError {
+    #[error("{file}: {source}")]
+    Io { file: PathBuf, source: io::Error },
+    #[error(
+        "{file}: {problem}; it is no file of stored predictions, or damaged: remove it and store them again"
+    )]
+    Malformed { file: PathBuf, problem: String },
+    #[error(
+        "{file} was stored for another {what}: {stored} there, {asked} here; give the same model, text and windows, or \
+         another file"
+    )]
+    Mismatch { file: PathBuf, what: &'static str, stored: String, asked: String },
+}
+
+impl BaseInfo {
+    pub fn new(model: String, fingerprint: String, vocab: usize, windows: &Windows) -> Self {
+        let mut hash = Sha256::new();
+        for token in windows.tokens() {
+            hash.update(token.to_le_bytes());
+        }
+        Self {
+            model,
+            fingerprint,
+            tokens: hex(&hash.finalize()),
+            window: windows.len,
+            windows: windows.count(),
+            positions: windows.positions - 1,
+            vocab,
+        }
+    }
+
+    fn head(&self) -> usize {
+        self.vocab.min(HEAD)
+    }
+
+    /// Name, type and shape of the tensors of a window, in the order of the file.
+    fn tensors(&self, window: usize) -> [(String, Dtype, Vec<usize>); 4] {
+        let (rows, wide) = (vec![self.positions], vec![self.positions, self.head()]);
+        let name = |part: &str| format!("windows.{window}.{part}");
+        [
+            (name("tokens"), Dtype::U32, wide.clone()),
+            (name("log_probabilities"), Dtype::F32, wide),
+            (name("log_rest"), Dtype::F32, rows.clone()),
+            (name("log_probability_of_next"), Dtype::F32, rows),
+        ]
+    }
+
+    /// The length of the header and the header, as safetensors begin.
+    fn header(&self) -> Vec<u8> {
+        let mut header = Map::new();
+        header.insert(
+            "__metadata__".into(),
+            json!({
+                "format": FORMAT,
+                "model": self.model,
+                "fingerprint": self.fingerprint,
+                "tokens": self.tokens,
+                "window": self.window.to_string(),
+                "windows": self.windows.to_string(),
+                "positions": self.positions.to_string(),
+                "vocab": self.vocab.to_string(),
+            }),
+        );
+        let mut at = 0;
+        for (name, dtype, shape) in (0..self.windows).flat_map(|window| self.tensors(window)) {
+            let end = at + 4 * shape.iter().product::<usize>();
+            let kind = if dtype == Dtype::U32 { "U32" } else { "F32" };
+            header.insert(name, json!({"dtype": kind, "shape": shape, "data_offsets": [at, end]}));
+            at = end;
+        }
+        let mut text = Value::Object(header).to_string().into_bytes();
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let mut out = (text.len() as u64).to_le_bytes().to_vec();
+        out.extend(text);
+        out
+    }
+
+    /// That predictions of `self` serve where `asked` is wanted; an empty fingerprint there asks for any model.
+    fn check(&self, file: &Path, asked: &Self) -> Result<(), KlBaseError> {
+        let number = |value: usize| value.to_string();
+        let pairs = [
+            ("model", self.fingerprint.clone(), asked.fingerprint.clone()),
+            ("window", number(self.window), number(asked.window)),
+            ("number of windows", number(self.windows), number(asked.windows)),
+            ("use of a start token", number(self.positions), number(asked.positions)),
+            ("vocabulary", number(self.vocab), number(asked.vocab)),
+            ("text or tokenizer (SHA-256 of the tokens)", self.tokens.clone(), asked.tokens.clone()),
+        ];
+        let other = pairs.into_iter().find(|(_, stored, asked)| !asked.is_empty() && stored != asked);
+        other.map_or(Ok(()), |(what, stored, asked)| {
+            Err(KlBaseError::Mismatch { file: file.into(), what, stored, asked })
+        })
+    }
+}
+
+impl KlBase {
+    /// Opens stored predictions, which must be of `asked`; an empty fingerprint asks for any model.
+    pub fn open(file: &Path, asked: &BaseInfo) -> Result<Self, KlBaseError> {
+        let io_error = |source| KlBaseError::Io { file: file.into(), source };
+        let bytes = Bytes::map(file).map_err(io_error)?;
+        let malformed = |problem: String| KlBaseError::Malformed { file: file.into(), problem };
+        let (_, header) =
+            SafeTensors::read_metadata(bytes.as_slice()).map_err(|error| malformed(error.to_string()))?;
+        let fields =
+            header.metadata().as_ref().filter(|fields| fields.get("format").is_some_and(|f| f == FORMAT));
+        let fields = fields.ok_or_else(|| malformed(format!("it does not say `{FORMAT}`")))?;
+        let text =
+            |key: &str| fields.get(key).cloned().ok_or_else(|| malformed(format!("`{key}` is missing")));
+        let number =
+            |key: &str| text(key)?.parse::<usize>().map_err(|_| malformed(format!("`{key}` is no number")));
+        let info = BaseInfo {
+            model: text("model")?,
+            fingerprint: text("fingerprint")?,
+            tokens: text("tokens")?,
+            window: number("window")?,
+            windows: number("windows")?,
+            positions: number("positions")?,
+            vocab: number("vocab")?,
+        };
+        info.check(file, asked)?;
+        Ok(Self { file: file.into(), bytes, info })
+    }
+
+    /// Runs `original` over the windows and stores what it predicts; whole, or nothing.
+    pub fn store(
+        file: &Path,
+        info: &BaseInfo,
+        original: &Decoder,
+        windows: &Windows,
+        done: &dyn Fn(usize),
+    ) -> Result<(), EvalError> {
+        let mut failed = None;
+        let written = write_durably(file, |out| {
+            out.write_all(&info.header())?;
+            for index in 0..windows.count() {
+                match predictions(original, windows.window(index)) {
+                    Ok(predictions) => out.write_all(&encoded(&predictions))?,
+                    Err(error) => {
+                        failed = Some(error.in_window(index));
+                        return Err(io::Error::other("the original failed"));
+                    }
+                }
+                done(index + 1);
+            }
+            Ok(())
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(written.map_err(|source| KlBaseError::Io { file: file.into(), source })?),
+        }
+    }
+
+    /// The predictions in window `index`.
+    pub(super) fn window(&self, index: usize) -> Result<Vec<Prediction>, KlBaseError> {
+        let malformed = |problem: String| KlBaseError::Malformed { file: self.file.clone(), problem };
+        let file =
+            SafeTensors::deserialize(self.bytes.as_slice()).map_err(|error| malformed(error.to_string()))?;
+        let mut words = Vec::new();
+        for (name, dtype, shape) in self.info.tensors(index) {
+            let tensor = file.tensor(&name).map_err(|error| malformed(error.to_string()))?;
+            if (tensor.dtype(), tensor.shape()) != (dtype, shape.as_slice()) {
+                return Err(malformed(format!("`{name}` is {:?} of {:?}", tensor.dtype(), tensor.shape())));
+            }
+            words.push(
+                tensor.data().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>(),
+            );
+        }
+        let head = self.info.head();
+        let reals = |words: &[u32]| words.iter().map(|word| f32::from_bits(*word)).collect::<Vec<_>>();
+        let prediction = |row: usize| {
+            let part = row * head..(row + 1) * head;
+            let coarse = Coarse {
+                tokens: words[0][part.clone()].to_vec(),
+                log_p: reals(&words[1][part]),
+                log_rest: f32::from_bits(words[2][row]),
+            };
+            Prediction { coarse, next: f32::from_bits(words[3][row]) }
+        };
+        let predictions: Vec<_> = (0..self.info.positions).map(prediction).collect();
+        let valid = |p: &Prediction| {
+            p.coarse.tokens.iter().all(|token| (*token as usize) < self.info.vocab)
+                && p.coarse.log_p.iter().chain([&p.next]).all(|log| log.is_finite())
+                && !p.coarse.log_rest.is_nan()
+        };
+        match predictions.iter().position(|prediction| !valid(prediction)) {
+            Some(row) => Err(malformed(format!("window {index}, position {row} holds no probabilities"))),
+            None => Ok(predictions),
+        }
+    }
+}
+
+/// What `original` predicts at every position of a window but the last.
+fn predictions(original: &Decoder, tokens: &[u32]) -> Result<Vec<Prediction>, EvalError> {
+    let hidden = original.hidden(tokens, Run::Windows { len: tokens.len() }, &mut NoCapture)?;
+    let (scored, vocab) = (tokens.len() - 1, original.config().vocab);
+    let mut predictions = Vec::with_capacity(scored);
+    for start in (0..scored).step_by(LOGIT_ROWS) {
+        let end = (start + LOGIT_ROWS).min(scored);
+        let logits = rows(&hidden, original, start..end);
+        let targets = &tokens[start + 1..=end];
+        let prediction = |(row, target): (&[f32], &u32)| Prediction {
+            coarse: Coarse::of(row, HEAD),
+            next: log_probability(row, *target as usize) as f32,
+        };
+        predictions.par_extend(logits.par_chunks_exact(vocab).zip(targets).map(prediction));
+    }
+    let finite = |p: &Prediction| p.next.is_finite() && p.coarse.log_p.iter().all(|log| log.is_finite());
+    match predictions.iter().all(finite) {
+        true => Ok(predictions),
+        false => Err(EvalError::NotFinite { model: "the original", window: 0 }),
+    }
+}
+
+/// A window's four tensors, one behind the other.
+fn encoded(predictions: &[Prediction]) -> Vec<u8> {
+    let tokens = predictions.iter().flat_map(|p| p.coarse.tokens.iter().copied());
+    let log_p = predictions.iter().flat_map(|p| p.coarse.log_p.iter().map(|log| log.to_bits()));
+    let rest = predictions.iter().map(|p| p.coarse.log_rest.to_bits());
+    let next = predictions.iter().map(|p| p.next.to_bits());
+    tokens.chain(log_p).chain(rest).chain(next).flat_map(u32::to_le_bytes).collect()
+}
