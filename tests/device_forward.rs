@@ -198,7 +198,9 @@ fn a_model_without_room_is_refused_with_a_figure() {
             (Family::Gemma3, "norms behind attention and the gated unit"),
             (Family::Mistral, "sliding windows, and 64 positions are more than a window of 20"),
         ] {
-            let error = DeviceCalibration::new(&device, &tiny::family(family), &calibration, &[], false).err().unwrap();
+            let error = DeviceCalibration::new(&device, &tiny::family(family), &calibration, &[], false)
+                .err()
+                .unwrap();
             assert!(error.is_unsupported() && error.to_string().contains(feature), "{error}");
         }
     }
@@ -281,7 +283,8 @@ fn bad_requests_are_named() {
     fn request(prompt: &[u32]) -> Request<'_> {
         Request { prompt, sample: SampleParams::default(), most: 1, ends: &[] }
     }
-    let mut error = |prompt: &[u32]| run.generate(&[request(&[1]), request(prompt)], &|_| ()).unwrap_err().to_string();
+    let mut error =
+        |prompt: &[u32]| run.generate(&[request(&[1]), request(prompt)], &|_| ()).unwrap_err().to_string();
     assert!(error(&[]).contains("prompt 1 is empty"));
     assert!(error(&[1; 5]).contains("5 positions"));
     assert!(error(&[1, 99_999]).contains("token 99999 at position 1"));

@@ -169,7 +169,8 @@ fn what_a_device_cannot_encode_is_given_back_with_the_reason_and_disturbs_no_oth
     let (mut next, n) = (noise(6), 64);
     let mut bad = grams(n, 2);
     bad.fit[(9, 4)] = f64::NAN;
-    let grams = [grams(n, 1), bad, Grams { fit: Mat::zeros(20_000, 0), heldout: Mat::zeros(0, 0), cross: None }];
+    let grams =
+        [grams(n, 1), bad, Grams { fit: Mat::zeros(20_000, 0), heldout: Mat::zeros(0, 0), cross: None }];
     let [left, right] = [(); 2].map(|()| (0..4 * n).map(|_| next()).collect::<Vec<_>>());
     let of_rank_4 = (0..n * n)
         .map(|at| (0..4).map(|k| (left[at / n * 4 + k] * right[at % n * 4 + k]) as f32).sum())

@@ -46,14 +46,14 @@ fn lapidary() -> Command {
     Command::new(env!("CARGO_BIN_EXE_lapidary"))
 }
 
-/// The command under a limit on file sizes, which stands for a full disk: a write fails in the middle of a file.
-/// 300 blocks of 512 bytes are above every payload, below the model.
+/// The command under a limit on file sizes, in blocks of 512 bytes, which stands for a full disk: a write fails in the
+/// middle of a file.
 #[cfg(unix)]
-fn limited(pack: &Command) -> Command {
+fn limited(pack: &Command, blocks: usize) -> Command {
     let words: Vec<String> = pack.get_args().map(|arg| format!("'{}'", arg.to_str().unwrap())).collect();
     let program = pack.get_program().to_str().unwrap();
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("trap '' XFSZ; ulimit -f 300; exec '{program}' {}", words.join(" "))]);
+    command.args(["-c", &format!("trap '' XFSZ; ulimit -f {blocks}; exec '{program}' {}", words.join(" "))]);
     command
 }
 
@@ -220,8 +220,10 @@ fn a_foreign_or_finished_journal_is_refused() {
 #[test]
 fn a_full_disk_leaves_a_journal_that_resumes() {
     let folder = Folder::new();
+    // Payloads of the first block are below 20 KB, the large ones of the second above.
+    fs::write(folder.path("plan.toml"), format!("{PLAN}[layers.1]\nbits = 4.0\n")).unwrap();
     success(folder.pack("whole", &[]));
-    let message = failure(limited(&folder.pack("out", &[])));
+    let message = failure(limited(&folder.pack("out", &[]), 40));
     assert!(message.contains("what was finished is safe"), "{message}");
     let partial = folder.path("out.partial");
     assert!(records(&partial) >= 8);
@@ -236,7 +238,8 @@ fn a_full_disk_leaves_a_journal_that_resumes() {
 fn a_journal_is_never_lost_or_mixed_up() {
     let folder = Folder::new();
     let resume = |output: &str| folder.pack(output, &["--recipe", "dual-svid", "--resume"]);
-    failure(limited(&folder.pack("out", &["--recipe", "dual-svid"])));
+    // Above every payload, below the model.
+    failure(limited(&folder.pack("out", &["--recipe", "dual-svid"]), 300));
     let (out, partial) = (folder.path("out"), folder.path("out.partial"));
     let kept = records(&partial);
     assert!(kept >= 8);
@@ -425,7 +428,7 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let test = common::tiny("test.txt");
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
@@ -433,7 +436,13 @@ fn bad_input_is_said_before_anything_is_written() {
         (&["--text", &file("short.txt"), "--fit-tokens", "0"], "the fit part is 0 tokens"),
         (&["--text", &file("short.txt"), "--fit-tokens", "18446744073709551615"], "tokens, but"),
         (&["--text", test.to_str().unwrap(), "--window", "513"], "knows 512"),
-        (&[], "name a file with --text"),
+        (&["--text", "self:0"], "a share is a number above 0"),
+        (&["--text", "self", "self:2"], "give self once"),
+        (&["--text", "self", "--window", "513"], "knows 512"),
+        (&["--text", "self", "--fit-tokens", "0"], "the fit part is 0 tokens"),
+        (&["--text", "self", "--temperature", "-1"], "the temperature is -1"),
+        (&["--text", &file("short.txt"), "--set", "blend=2"], "give a number from 0 to 1"),
+        (&["--text", &file("short.txt"), "--set", "blend"], "give KNOB=VALUE"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
         (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0.0"),
     ];

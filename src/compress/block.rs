@@ -60,7 +60,12 @@ impl BlockEncoder<'_> {
     }
 
     /// All tensors side by side; an input whose Gram cannot be factored keeps its layers dense.
-    pub fn encode_by_reference(&self, jobs: &[Job], targets: &Targets, grams: SiteGrams) -> Result<(), PackError> {
+    pub fn encode_by_reference(
+        &self,
+        jobs: &[Job],
+        targets: &Targets,
+        grams: SiteGrams,
+    ) -> Result<(), PackError> {
         let sites: Vec<_> = Site::ALL.into_iter().zip(grams).collect();
         let inputs: Vec<_> = sites
             .into_par_iter()

@@ -201,3 +201,57 @@ fn split(available: usize, params: CalibrationParams, tokens: Tokens) -> Result<
     }
     Ok((fit, heldout))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKENS: Tokens = Tokens { fit: 60, heldout: 20 };
+
+    fn draft(
+        sources: &[(usize, f64)],
+        own: Option<f64>,
+        params: CalibrationParams,
+    ) -> Result<Draft, TextError> {
+        let tokenizer = Tokenizer::from_json(include_bytes!("../../assets/tiny/tokenizer.json")).unwrap();
+        // A word repeated is a token repeated: its windows can be told by their tokens.
+        let text = |words: usize| Text::from_memory("t", &" Monday".repeat(words)).unwrap();
+        let given = sources.iter().map(|(words, share)| (Content::Given(text(*words)), *share));
+        let own = own.map(|share| (Content::SelfWritten(WriteParams::default()), share));
+        let sources = given.chain(own).map(|(content, share)| Source { content, share }).collect();
+        Draft::prepare(sources, &tokenizer, Some(1), params, TOKENS)
+    }
+
+    fn params(fit_tokens: Option<usize>, heldout_tokens: Option<usize>) -> CalibrationParams {
+        CalibrationParams { window: 10, fit_tokens, heldout_tokens }
+    }
+
+    #[test]
+    fn sources_share_the_tokens_and_held_out_windows_come_last() {
+        let draft = draft(&[(500, 1.0)], Some(3.0), params(Some(80), Some(40))).unwrap();
+        let record = draft.record();
+        assert_eq!((record.fit_tokens, record.heldout_tokens), (80, 40));
+        let own = record.self_written.unwrap();
+        assert_eq!((own.fit_tokens, own.heldout_tokens), (60, 30));
+        let written: Vec<u32> = (0..90).map(|k| 100 + k).collect();
+        let calibration = draft.finish(&written);
+        assert_eq!((calibration.fit, calibration.heldout, calibration.windows.count()), (8, 4, 12));
+        let windows: Vec<&[u32]> = (0..12).map(|k| calibration.windows.window(k)).collect();
+        assert!(windows.iter().all(|window| window[0] == 1), "a start token before each");
+        // Two given windows, six written; then one given and three written.
+        let own: Vec<usize> = (0..12).filter(|k| windows[*k][1] >= 100 && windows[*k][1] < 190).collect();
+        assert_eq!(own, [2, 3, 4, 5, 6, 7, 9, 10, 11]);
+        let firsts: Vec<u32> = own.iter().map(|k| windows[*k][1]).collect();
+        assert_eq!(firsts, [100, 110, 120, 130, 140, 150, 160, 170, 180]);
+    }
+
+    #[test]
+    fn a_short_text_gives_what_it_has_and_one_asked_for_too_much_says_so() {
+        let record = draft(&[(41, 1.0)], None, params(None, None)).unwrap().record();
+        assert_eq!((record.fit_tokens, record.heldout_tokens), (30, 10));
+        let error = draft(&[(41, 1.0)], None, params(Some(100), None)).err().unwrap();
+        assert!(matches!(error, TextError::TooShort { tokens: 41, .. }), "{error}");
+        let error = draft(&[(41, 1.0)], Some(1.0), params(Some(12), Some(12))).err().unwrap();
+        assert!(matches!(error, TextError::Part { part: "fit", tokens: 6, window: 10 }), "{error}");
+    }
+}

@@ -59,6 +59,9 @@ pub enum CaptureError {
     Device(#[from] DeviceError),
 }
 
+/// Moments in the order of [`Site::ALL`]; `None` where they were not asked for.
+type BySite = [Option<Mat<f64>>; 4];
+
 /// Where everything lies.
 struct Places {
     /// In the order of the models: packed, original.
@@ -163,11 +166,7 @@ impl DeviceCalibration {
     }
 
     /// What [`Streams::capture_grams`](super::streams::Streams::capture_grams) gives, summed in f32 on the device.
-    pub fn capture_grams(
-        &mut self,
-        blocks: Blocks<'_>,
-        sites: &[Site],
-    ) -> Result<SiteGrams, CaptureError> {
+    pub fn capture_grams(&mut self, blocks: Blocks<'_>, sites: &[Site]) -> Result<SiteGrams, CaptureError> {
         self.load(blocks);
         let layer = blocks.packed.layer();
         let (mut fit, mut cross) = self.collect(layer, sites, (0, self.fit_rows))?;
@@ -212,13 +211,12 @@ impl DeviceCalibration {
     }
 
     /// Grams and cross moments of one part of the positions.
-    #[allow(clippy::type_complexity)]
     fn collect(
         &mut self,
         layer: usize,
         sites: &[Site],
         (first, end): (usize, usize),
-    ) -> Result<([Option<Mat<f64>>; 4], [Option<Mat<f64>>; 4]), CaptureError> {
+    ) -> Result<(BySite, BySite), CaptureError> {
         let Places { grams, bad, .. } = self.places;
         let (arena, room) = (&mut self.arena, self.packed.room);
         let last = sites.iter().max().copied().unwrap_or(Site::Attention);

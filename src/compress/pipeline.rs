@@ -59,7 +59,9 @@ pub fn pack(
     output::check_numbers(checkpoint, &assignments)?;
     let draft = draft(checkpoint, &tokenizer, params.texts, params.calibration, &params.recipe)?;
     match &draft {
-        Some(draft) => warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer),
+        Some(draft) => {
+            warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer)
+        }
         None if params.recipe.needs_text() => return Err(PackError::NoText(params.recipe.name.to_string())),
         None => {}
     }
@@ -115,7 +117,9 @@ fn draft(
     if positions > config.max_positions {
         return Err(TextError::Window { positions, most: config.max_positions }.into());
     }
-    Ok(Some(Draft::prepare(sources, tokenizer, bos, params, recipe.tokens())?))
+    let draft = Draft::prepare(sources, tokenizer, bos, params, recipe.tokens())?;
+    draft.record().self_written.map_or(Ok(()), |own| own.params.check())?;
+    Ok(Some(draft))
 }
 
 fn first_packed(checkpoint: &Checkpoint) -> Option<String> {
@@ -177,9 +181,8 @@ impl Run<'_> {
             true => Some(Decoder::load(checkpoint)?),
             false => None,
         };
-        let open = |calibration| {
-            Stream::open(calibration, &self.decoder, original, &self.encoder, self.observer)
-        };
+        let open =
+            |calibration| Stream::open(calibration, &self.decoder, original, &self.encoder, self.observer);
         // Where nothing is left to encode, nothing needs to go through the model.
         let mut stream = calibration.filter(|_| last.is_some()).map(open).transpose()?;
         self.observer.event(Event::Begin { layers });
@@ -206,8 +209,11 @@ impl Run<'_> {
     ) -> Result<(), PackError> {
         let mut jobs = self.open_jobs(layer, sites)?;
         if !jobs.is_empty() {
-            let needed: Vec<Site> =
-                sites.iter().copied().filter(|site| jobs.iter().any(|job| job.name.site() == *site)).collect();
+            let needed: Vec<Site> = sites
+                .iter()
+                .copied()
+                .filter(|site| jobs.iter().any(|job| job.name.site() == *site))
+                .collect();
             let grams = self.grams(layer, &needed, stream)?;
             self.encode(layer, &mut jobs, grams, scheduler)?;
         }

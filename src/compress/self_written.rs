@@ -25,6 +25,17 @@ impl Default for WriteParams {
     }
 }
 
+impl WriteParams {
+    /// Whether they make a distribution.
+    pub fn check(self) -> Result<(), ForwardError> {
+        Ok(Sampler::new(self.sample(self.seed)).map(|_| ())?)
+    }
+
+    fn sample(self, seed: u64) -> SampleParams {
+        SampleParams { temperature: self.temperature, top_p: self.top_p, seed }
+    }
+}
+
 /// Tokens that begin a document, by the names that vocabularies give them.
 const DOCUMENT_STARTS: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>"];
 
@@ -48,12 +59,8 @@ pub fn write(
 ) -> Result<Vec<u32>, PackError> {
     let prompt = [start(decoder, tokenizer)];
     let mut seeds = SplitMix64::new(params.seed);
-    let WriteParams { temperature, top_p, .. } = params;
     let requests: Vec<Request<'_>> = (0..count)
-        .map(|_| {
-            let sample = SampleParams { temperature, top_p, seed: seeds.next_u64() };
-            Request { prompt: &prompt, sample, most: len, ends: &[] }
-        })
+        .map(|_| Request { prompt: &prompt, sample: params.sample(seeds.next_u64()), most: len, ends: &[] })
         .collect();
     let texts = match open(decoder, device, (count, len + 1)) {
         Ok(mut on_device) => on_device.generate(&requests, wrote)?,

@@ -23,7 +23,7 @@ pub struct Stream<'a> {
 
 enum Ground {
     Host(Streams),
-    Device(DeviceCalibration),
+    Device(Box<DeviceCalibration>),
 }
 
 impl<'a> Stream<'a> {
@@ -43,7 +43,7 @@ impl<'a> Stream<'a> {
             Encoder::Batch(device) => {
                 let (config, two) = (decoder.config(), original.is_some());
                 match DeviceCalibration::new(device, config, &calibration, &embedded, two) {
-                    Ok(on_device) => Ground::Device(on_device),
+                    Ok(on_device) => Ground::Device(Box::new(on_device)),
                     Err(error) if error.is_unsupported() => {
                         observer.event(Event::Warning(&format!("calibration runs on the host: {error}")));
                         on_host(embedded)

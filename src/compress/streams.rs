@@ -134,6 +134,9 @@ impl Capture for Inputs<'_> {
     }
 }
 
+/// A Gram, and the cross moment where the original runs too.
+type Moments = (Mat<f64>, Option<Mat<f64>>);
+
 struct SiteSums<'a> {
     sites: &'a [Site],
     sums: [Option<(GramSum, Option<CrossSum>)>; 4],
@@ -148,11 +151,12 @@ impl<'a> SiteSums<'a> {
         Self { sites, sums: Site::ALL.map(|_| None), beside: None, rows: 0, bad: None }
     }
 
-    fn finish(self) -> Result<[Option<(Mat<f64>, Option<Mat<f64>>)>; 4], ActivationError> {
+    fn finish(self) -> Result<[Option<Moments>; 4], ActivationError> {
         match self.bad {
             Some(error) => Err(error),
             None => Ok(self.sums.map(|sums| {
-                sums.map(|(gram, cross)| (gram.finish(), cross.map(CrossSum::finish)))
+                let (gram, cross) = sums?;
+                Some((gram.finish(), cross.map(CrossSum::finish)))
             })),
         }
     }

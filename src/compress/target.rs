@@ -29,8 +29,9 @@ impl Target {
     /// Errors: as those of [`Context::build`](super::context::Context::build), whose damping this is.
     pub fn new(gram: &Mat<f64>, cross: &Mat<f64>, damping: f64, blend: f64) -> Result<Self, ContextError> {
         let Damped { factors: factor, ridge, .. } = damp(gram, damping, |h| h.llt(Side::Lower).ok())?;
-        let cross =
-            Mat::from_fn(cross.nrows(), cross.ncols(), |i, j| cross[(i, j)] + if i == j { ridge } else { 0.0 });
+        let cross = Mat::from_fn(cross.nrows(), cross.ncols(), |i, j| {
+            cross[(i, j)] + if i == j { ridge } else { 0.0 }
+        });
         Ok(Self { factor, cross, blend })
     }
 

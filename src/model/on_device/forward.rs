@@ -39,7 +39,12 @@ struct Places {
 }
 
 impl Places {
-    fn plan(layout: &mut Layout, config: &Config, (window, windows): (usize, usize), batch: usize) -> Result<Self, ForwardError> {
+    fn plan(
+        layout: &mut Layout,
+        config: &Config,
+        (window, windows): (usize, usize),
+        batch: usize,
+    ) -> Result<Self, ForwardError> {
         let stream = layout.matrix(windows * window, config.hidden);
         let norm = layout.vector(config.hidden);
         let normed = layout.matrix(LOGIT_ROWS, config.hidden);
