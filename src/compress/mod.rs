@@ -5,7 +5,7 @@
 //! one tensor. [`batch`] does all of it for many tensors at once on a device, cut into what fits by [`schedule`];
 //! [`fit`] says beforehand whether that goes. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`] and [`gram`] what the layers
 //! see ([`device_calibration`] on a device), [`pipeline`] goes block by block, [`journal`] keeps what is finished,
-//! [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
+//! [`tune`] brings a packed block closer to the original by gradients. [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
 
 pub mod batch;
 pub mod bench;
@@ -35,6 +35,7 @@ pub mod scales;
 pub mod schedule;
 mod stream;
 pub mod tensor;
+pub mod tune;
 pub mod verify;
 
 pub use encoder::Encoder;

@@ -2,7 +2,8 @@
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
 //! [`geglu`], [`log_softmax`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
-//! The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
+//! Tuning's, each a gradient: [`attention_backward`], [`rms_norm_backward`], [`swiglu_backward`], [`squared_error`],
+//! [`factor_gradient`], and [`adam`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
 /// A [`Program`](crate::device::arena::Program): stem, function, threads, constants.
 macro_rules! program {
@@ -18,6 +19,21 @@ macro_rules! program {
     };
 }
 
+/// The same for a kernel that only CUDA has: on other devices it is refused before anything is queued.
+macro_rules! cuda_program {
+    ($stem:literal, $entry:literal, $threads:literal, $constants:expr) => {
+        Program {
+            name: $stem,
+            entry: $entry,
+            threads: $threads,
+            constants: &$constants,
+            cuda: include_str!(concat!($stem, ".cu")),
+            wgsl: "",
+        }
+    };
+}
+
+pub mod adam;
 #[cfg(feature = "cuda")]
 pub mod arrow_batch;
 #[cfg(feature = "cuda")]
@@ -25,6 +41,7 @@ pub mod arrow_border;
 #[cfg(feature = "cuda")]
 pub mod arrow_solve;
 pub mod attention;
+pub mod attention_backward;
 pub mod attention_batch;
 pub mod cholesky;
 pub mod column_search;
@@ -34,6 +51,7 @@ pub mod dots;
 pub mod dtype;
 pub mod dtype_k;
 pub mod exp;
+pub mod factor_gradient;
 pub mod gather;
 pub mod gauge_rows;
 pub mod geglu;
@@ -51,6 +69,7 @@ pub mod rank_one;
 pub mod rank_one_batch;
 pub mod real;
 pub mod rms_norm;
+pub mod rms_norm_backward;
 pub mod rope;
 #[cfg(feature = "cuda")]
 pub mod row_factor;
@@ -65,7 +84,9 @@ pub mod spd_solve;
 #[cfg(feature = "cuda")]
 pub mod spectrum;
 pub mod splitmix;
+pub mod squared_error;
 pub mod swiglu;
+pub mod swiglu_backward;
 pub mod syrk;
 pub mod triangular;
 
@@ -82,8 +103,23 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
         quadratic_try::source(),
         spectrum::source(),
     ];
-    let encoder = programs().into_iter().map(|program| program.source());
-    rows.chain(batches).chain(others).chain(encoder).collect()
+    let arenas = programs().into_iter().chain(tuning_programs()).map(|program| program.source());
+    rows.chain(batches).chain(others).chain(arenas).collect()
+}
+
+/// The kernels of an arena that only CUDA has: those of tuning.
+#[cfg(feature = "cuda")]
+pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
+    let attention = [&attention_backward::KEPT, &attention_backward::QUERIES, &attention_backward::KEYS];
+    let others = [
+        &adam::ADAM,
+        &factor_gradient::FACTOR_GRADIENT,
+        &rms_norm_backward::RMS_NORM_BACKWARD,
+        &squared_error::SQUARED_ERROR,
+        &swiglu_backward::SWIGLU_KEPT,
+        &swiglu_backward::SWIGLU_BACKWARD,
+    ];
+    attention.into_iter().flatten().chain(others).collect()
 }
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.
