@@ -1,7 +1,8 @@
 //! How fast a block is tuned: `cargo run --release --example tune_block -- [auto|cuda|host] [tokens]`.
 //!
 //! A block of SmolLM2-135M's shapes with random weights, packed at 1 bit with random signs, over 196,608 random positions.
-//! Prints milliseconds for each part of a step of 16,384, and seconds for eight passes.
+//! Prints milliseconds for each part of a step of 16,384, and seconds for eight passes; then seconds for one pass of
+//! distilling a whole model of these shapes over a third as many positions.
 
 #[path = "../tests/common/tiny.rs"]
 mod tiny;
@@ -12,6 +13,7 @@ use lapidary::blr::Payload;
 use lapidary::blr::payload::PathParts;
 use lapidary::blr::rank::{Budget, rank_for};
 use lapidary::compress::tune::block::{InputGradient, Sum, TunedBlock};
+use lapidary::compress::tune::room::{Room, placed};
 use lapidary::compress::tune::{Form, TuneParams, Tuner, Windows};
 use lapidary::device::arena::{Arena, Layout, Precision};
 use lapidary::device::{Device, DevicePolicy, select};
@@ -37,17 +39,19 @@ fn main() -> Result<()> {
     let selection = select(policy)?;
     println!("{}", selection.reason);
     let device = selection.device;
-    let config = Config {
+    let model = Config {
         hidden: 576,
         intermediate: 1536,
-        layers: 1,
+        layers: 30,
+        vocab: 49_152,
         heads: 9,
         kv_heads: 3,
         head_dim: 64,
         max_positions: 2048,
         ..tiny::config(true)
     };
-    let block = packed_block(&config)?;
+    let config = Config { layers: 1, vocab: 1, ..model.clone() };
+    let block = packed(&config)?.block(0).clone();
     let batch = BATCH.min(tokens);
     for window in WINDOWS {
         attention(&device, &config, window, batch)?;
@@ -58,7 +62,7 @@ fn main() -> Result<()> {
     for (window, precision) in [(2048, Precision::Tf32), (2048, Precision::F32), (512, Precision::Tf32)] {
         whole(&device, (&config, &block), (window, tokens), precision)?;
     }
-    Ok(())
+    distill(&device, &packed(&model)?, tokens / 3)
 }
 
 /// Milliseconds of one run of a few, the first left out.
@@ -99,10 +103,11 @@ fn parts(
     (window, batch): (usize, usize),
     precision: Precision,
 ) -> Result<()> {
-    let mut layout = Layout::default();
     let (forms, rates) = (Form::of(block), TuneParams::default().rates);
-    let placed = TunedBlock::place(&mut layout, (config, 0), &forms, &rates, (window, batch / window))?;
-    let mut arena = Arena::new(device, layout.most())?;
+    let place =
+        |room: &mut Room| TunedBlock::place(room, (config, 0), &forms, &rates, (window, batch / window));
+    let (placed, len) = placed(place)?;
+    let mut arena = Arena::new(device, len)?;
     let items = placed.load(&mut arena, block);
     arena.write(placed.flow().x.at, &noise(batch * config.hidden, 1.0));
     let what = |part: &str| format!("{part}, {batch} positions in windows of {window}, {precision:?}");
@@ -141,28 +146,53 @@ fn whole(
     Ok(())
 }
 
-fn packed_block(config: &Config) -> Result<Block> {
+fn distill(device: &Device, decoder: &Decoder, tokens: usize) -> Result<()> {
+    const WINDOW: usize = 512;
+    let (fit, heldout) = (tokens.div_ceil(WINDOW), BATCH.min(tokens) / WINDOW);
+    let numbers = (fit + heldout) * WINDOW * decoder.config().hidden;
+    let (input, target) = (noise(numbers, 1.0), noise(numbers, 2.0));
+    let windows = Windows { input: &input, target: &target, positions: WINDOW, fit };
+    let params = TuneParams { passes: 1, ..TuneParams::distill() };
+    let report = Tuner::new(device)?.distill(decoder, &windows, &params)?.report;
+    println!(
+        "{:9.3} s   distilling, {} steps over {} positions, all judged before and after: {:.2} GB, {:?}",
+        report.seconds,
+        report.steps,
+        fit * WINDOW,
+        report.bytes as f64 / 1e9,
+        report.heldout,
+    );
+    Ok(())
+}
+
+/// A model of random weights whose layers are packed with random signs.
+fn packed(config: &Config) -> Result<Decoder> {
     let checkpoint = tiny::checkpoint(config, &tiny::stored(&tiny::weights(config)));
-    let mut block = Decoder::load(&checkpoint)?.block(0).clone();
+    let mut decoder = Decoder::load(&checkpoint)?;
     let mut random = SplitMix64::new(5);
-    for name in LinearName::ALL {
-        let [rows, cols] = name.shape(config);
-        let budget = Budget { bits: 1.0, factor: 1.0 };
-        let rank = rank_for(rows, cols, 2, budget).ok_or("too narrow")?.rank;
-        let mut scales = |len: usize, size: f64| -> Vec<half::f16> {
-            (0..len).map(|_| half::f16::from_f64(size * (0.5 + random.uniform()))).collect()
-        };
-        let size = 1.0 / (2.0 * (rank * cols) as f64).sqrt();
-        let (h, g, l) = (scales(rows, 1.0), scales(cols, 1.0), scales(rank, size));
-        let mut signs = |len: usize| {
-            (0..len).map(|_| if random.next_u64() & 1 == 1 { 1 } else { -1 }).collect::<Vec<i8>>()
-        };
-        let [first, second] = [(); 2].map(|()| (signs(rows * rank), signs(cols * rank)));
-        let parts = [&first, &second].map(|(u, v)| PathParts { h: &h, g: &g, l: &l, u, v });
-        let payload = Payload::build(rows, cols, rank, &parts)?;
-        block.set_linear(name, Linear::Packed { payload, in_features: cols })?;
+    for (layer, name) in (0..config.layers).flat_map(|layer| LinearName::ALL.map(|name| (layer, name))) {
+        let shape = name.shape(config);
+        let payload = random_payload(shape, &mut random)?;
+        decoder.set_linear(layer, name, Linear::Packed { payload, in_features: shape[1] })?;
     }
-    Ok(block)
+    Ok(decoder)
+}
+
+/// Two paths at one bit.
+fn random_payload([rows, cols]: [usize; 2], random: &mut SplitMix64) -> Result<Payload> {
+    let budget = Budget { bits: 1.0, factor: 1.0 };
+    let rank = rank_for(rows, cols, 2, budget).ok_or("too narrow")?.rank;
+    let mut scales = |len: usize, size: f64| -> Vec<half::f16> {
+        (0..len).map(|_| half::f16::from_f64(size * (0.5 + random.uniform()))).collect()
+    };
+    let size = 1.0 / (2.0 * (rank * cols) as f64).sqrt();
+    let (h, g, l) = (scales(rows, 1.0), scales(cols, 1.0), scales(rank, size));
+    let mut signs = |len: usize| -> Vec<i8> {
+        (0..len).map(|_| if random.next_u64() & 1 == 1 { 1 } else { -1 }).collect()
+    };
+    let factors = [(); 2].map(|()| (signs(rows * rank), signs(cols * rank)));
+    let parts = [0, 1].map(|p| PathParts { h: &h, g: &g, l: &l, u: &factors[p].0, v: &factors[p].1 });
+    Ok(Payload::build(rows, cols, rank, &parts)?)
 }
 
 fn noise(count: usize, size: f64) -> Vec<f32> {

@@ -11,15 +11,19 @@ use lapidary::ops::attention::{Heads, Mask};
 use lapidary::ops::attention_backward::{
     ATTENTION_GRADIENT_TOLERANCE, AttentionGradient, KeptAttention, attention_backward, attention_kept,
 };
+use lapidary::ops::divergence::{Divergence, divergence};
 use lapidary::ops::factor_gradient::{FactorGradient, factor_gradient};
+use lapidary::ops::gated_backward::{Activation, KeptGate, gated_backward, gated_kept};
 use lapidary::ops::gemm::{Gemm, gemm};
 use lapidary::ops::rms_norm_backward::{Added, RmsNormGradient, rms_norm_backward};
 use lapidary::ops::squared_error::{SquaredError, squared_error};
-use lapidary::ops::swiglu_backward::{KeptSwiglu, swiglu_backward, swiglu_kept};
 use sheet::{Sheet, assert_close};
 
 /// Relative to numbers of order one: sums of a few hundred f32 products.
 const TOLERANCE: f64 = 8e-6;
+
+/// The same for gates: the exponent of GELU, a cubic, is off by a few of its last bits, and so is what it multiplies.
+const GATE_TOLERANCE: f64 = 2e-5;
 
 /// Step of a central difference in f64: its error is the third derivative's times the square, 1e-10.
 const STEP: f64 = 1e-5;
@@ -82,30 +86,33 @@ fn norms_pass_gradients_back() {
 
 #[test]
 fn gates_pass_gradients_back() {
+    let silu = |g: f64| g / (1.0 + (-g).exp());
+    let gelu =
+        |g: f64| 0.5 * g * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh());
+    let activations: [(Activation, &dyn Fn(f64) -> f64); 2] =
+        [(Activation::Silu, &silu), (Activation::GeluTanh, &gelu)];
     on_every_device(|sheet| {
-        let (rows, cols) = (37, 131);
-        let gates: Vec<f32> = (0..rows * cols).map(|k| (k as f32 - 2400.0) * 0.01).collect();
-        let (gate, (up, ups)) = (sheet.given(rows, cols, &gates), sheet.spaced(rows, cols));
-        let out = sheet.blank(rows, cols);
-        let silu = |g: f64| g / (1.0 + (-g).exp());
-        let item = KeptSwiglu { gate, up, out };
-        swiglu_kept(&mut sheet.arena, &[item]);
-        let expected: Vec<f64> =
-            gates.iter().zip(&ups).map(|(g, u)| silu(f64::from(*g)) * f64::from(*u)).collect();
-        assert_close("gated", &sheet.read(out), &expected, TOLERANCE);
-        assert_eq!((sheet.read(gate), sheet.read(up)), (gates.clone(), ups.clone()), "both inputs stay");
-        let slopes = sheet.numbers(rows * cols);
-        sheet.arena.write(out.at, &slopes);
-        swiglu_backward(&mut sheet.arena, &[item]);
-        let numbers = gates.iter().zip(&ups).zip(&slopes);
-        let (by_gate, by_up): (Vec<f64>, Vec<f64>) = numbers
-            .map(|((g, u), d)| {
-                let (g, u, d) = (f64::from(*g), f64::from(*u), f64::from(*d));
-                (difference(&[g], 0, |g| d * u * silu(g[0])), d * silu(g))
-            })
-            .unzip();
-        assert_close("by gate", &sheet.read(gate), &by_gate, TOLERANCE);
-        assert_close("by up", &sheet.read(up), &by_up, TOLERANCE);
+        for (activation, formula) in activations {
+            let (rows, cols) = (37, 131);
+            let gates: Vec<f32> = (0..rows * cols).map(|k| (k as f32 - 2400.0) * 0.005).collect();
+            let (gate, (up, ups)) = (sheet.given(rows, cols, &gates), sheet.spaced(rows, cols));
+            let out = sheet.blank(rows, cols);
+            let item = KeptGate { gate, up, out };
+            gated_kept(&mut sheet.arena, activation, &[item]);
+            let numbers = || gates.iter().zip(&ups).map(|(g, u)| (f64::from(*g), f64::from(*u)));
+            let expected: Vec<f64> = numbers().map(|(g, u)| formula(g) * u).collect();
+            assert_close("gated", &sheet.read(out), &expected, GATE_TOLERANCE);
+            assert_eq!((sheet.read(gate), sheet.read(up)), (gates.clone(), ups.clone()), "both inputs stay");
+            let slopes = sheet.numbers(rows * cols);
+            sheet.arena.write(out.at, &slopes);
+            gated_backward(&mut sheet.arena, activation, &[item]);
+            let (by_gate, by_up): (Vec<f64>, Vec<f64>) = numbers()
+                .zip(wide(&slopes))
+                .map(|((g, u), d)| (difference(&[g], 0, |g| d * u * formula(g[0])), d * formula(g)))
+                .unzip();
+            assert_close("by gate", &sheet.read(gate), &by_gate, GATE_TOLERANCE);
+            assert_close("by up", &sheet.read(up), &by_up, GATE_TOLERANCE);
+        }
     });
 }
 
@@ -226,14 +233,53 @@ fn attention_case(sheet: &mut Sheet, (heads, mask, rows): (Heads, Mask, usize)) 
 #[test]
 fn errors_are_squared_and_become_their_gradient() {
     on_every_device(|sheet| {
-        let ((y, ys), (target, ts)) = (sheet.spaced(19, 77), sheet.spaced(19, 77));
-        let out = sheet.blank(1, 19);
-        squared_error(&mut sheet.arena, &[SquaredError { y, target, out: out.at, factor: 0.5 }]);
-        let apart: Vec<f64> = ys.iter().zip(&ts).map(|(y, t)| f64::from(*y) - f64::from(*t)).collect();
-        let sums: Vec<f64> = apart.chunks(77).map(|row| dot(row, row)).collect();
-        assert_close("errors", &sheet.read(out), &sums, TOLERANCE);
-        let halves: Vec<f64> = apart.iter().map(|a| 0.5 * a).collect();
-        assert_close("gradient", &sheet.read(y), &halves, TOLERANCE);
+        for weighted in [false, true] {
+            let ((y, ys), (target, ts)) = (sheet.spaced(19, 77), sheet.spaced(19, 77));
+            let (weights, ws) = sheet.random(1, 19);
+            let out = sheet.blank(1, 19);
+            let weights = weighted.then_some(weights.at);
+            squared_error(&mut sheet.arena, &[SquaredError { y, target, out: out.at, factor: 0.5, weights }]);
+            let weight = |row: usize| if weighted { f64::from(ws[row]) } else { 1.0 };
+            let apart: Vec<f64> = ys.iter().zip(&ts).map(|(y, t)| f64::from(*y) - f64::from(*t)).collect();
+            let rows = || apart.chunks(77).enumerate();
+            let sums: Vec<f64> = rows().map(|(i, row)| weight(i) * dot(row, row)).collect();
+            assert_close("errors", &sheet.read(out), &sums, TOLERANCE);
+            let halves: Vec<f64> =
+                rows().flat_map(|(i, row)| row.iter().map(move |a| 0.5 * weight(i) * a)).collect();
+            assert_close("gradient", &sheet.read(y), &halves, TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn logits_diverge_and_get_their_gradient() {
+    on_every_device(|sheet| {
+        for (rows, cols, size) in [(1, 1, 1.0), (7, 300, 20.0), (3, 5003, 5.0)] {
+            let (mut logits, mut target) = (sheet.numbers(rows * cols), sheet.numbers(rows * cols));
+            logits.iter_mut().chain(&mut target).for_each(|z| *z *= size);
+            let [z, t] = [&logits, &target].map(|numbers| {
+                let view = sheet.blank(rows, cols + 1).part((0, 0), (rows, cols));
+                numbers
+                    .chunks(cols)
+                    .enumerate()
+                    .for_each(|(i, row)| sheet.arena.write(view.at + i * (cols + 1), row));
+                view
+            });
+            let out = sheet.blank(1, rows);
+            divergence(&mut sheet.arena, &[Divergence { logits: z, target: t, out: out.at, factor: 0.5 }]);
+            let softmax = |z: &[f32]| -> Vec<f64> {
+                let total: f64 = z.iter().map(|z| f64::from(*z).exp()).sum();
+                z.iter().map(|z| f64::from(*z).exp() / total).collect()
+            };
+            let (mut sums, mut slopes) = (Vec::new(), Vec::new());
+            for (z, t) in logits.chunks(cols).zip(target.chunks(cols)) {
+                let (q, p) = (softmax(z), softmax(t));
+                sums.push(p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum());
+                slopes.extend(q.iter().zip(&p).map(|(q, p)| 0.5 * (q - p)));
+            }
+            assert_close("divergence", &sheet.read(out), &sums, 2.0 * TOLERANCE);
+            assert_close("gradient", &sheet.read(z), &slopes, TOLERANCE);
+        }
     });
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
 //! [`geglu`], [`log_softmax`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
-//! Tuning's, each a gradient: [`attention_backward`], [`rms_norm_backward`], [`swiglu_backward`], [`squared_error`],
-//! [`factor_gradient`], and [`adam`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
+//! Tuning's, each a gradient: [`attention_backward`], [`rms_norm_backward`], [`gated_backward`], [`squared_error`],
+//! [`divergence`], [`factor_gradient`], and [`adam`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
 /// A [`Program`](crate::device::arena::Program): stem, function, threads, constants.
 macro_rules! program {
@@ -47,11 +47,13 @@ pub mod cholesky;
 pub mod column_search;
 pub mod column_search_batch;
 pub mod dense_matvec;
+pub mod divergence;
 pub mod dots;
 pub mod dtype;
 pub mod dtype_k;
 pub mod exp;
 pub mod factor_gradient;
+pub mod gated_backward;
 pub mod gather;
 pub mod gauge_rows;
 pub mod geglu;
@@ -86,7 +88,6 @@ pub mod spectrum;
 pub mod splitmix;
 pub mod squared_error;
 pub mod swiglu;
-pub mod swiglu_backward;
 pub mod syrk;
 pub mod triangular;
 
@@ -104,7 +105,14 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
         spectrum::source(),
     ];
     let arenas = programs().into_iter().chain(tuning_programs()).map(|program| program.source());
-    rows.chain(batches).chain(others).chain(arenas).collect()
+    let mut sources: Vec<crate::device::cuda::Source> = Vec::new();
+    for source in rows.chain(batches).chain(others).chain(arenas) {
+        // Functions of one text with the same constants are compiled together.
+        if !sources.iter().any(|known| known.text == source.text && known.constants == source.constants) {
+            sources.push(source);
+        }
+    }
+    sources
 }
 
 /// The kernels of an arena that only CUDA has: those of tuning.
@@ -113,11 +121,12 @@ pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
     let attention = [&attention_backward::KEPT, &attention_backward::QUERIES, &attention_backward::KEYS];
     let others = [
         &adam::ADAM,
+        &divergence::DIVERGENCE,
         &factor_gradient::FACTOR_GRADIENT,
+        &gated_backward::GATED_KEPT,
+        &gated_backward::GATED_BACKWARD,
         &rms_norm_backward::RMS_NORM_BACKWARD,
         &squared_error::SQUARED_ERROR,
-        &swiglu_backward::SWIGLU_KEPT,
-        &swiglu_backward::SWIGLU_BACKWARD,
     ];
     attention.into_iter().flatten().chain(others).collect()
 }

@@ -1,6 +1,6 @@
-// The squared distance of y from a target, row by row, and its gradient in the place of y: out_i = sum over k of
-// (y_ik - target_ik)^2, y <- factor (y - target); a warp a row, ROWS rows a workgroup.
-// words: y y_stride target target_stride rows cols out factor
+// The squared distance of y from a target, row by row, and its gradient in the place of y: out_i = w_i sum over k of
+// (y_ik - target_ik)^2, y <- factor w_i (y - target), w_i = 1 without weights; a warp a row, ROWS rows a workgroup.
+// words: y y_stride target target_stride rows cols out factor weights
 extern "C" __global__ void __launch_bounds__(THREADS) squared_error(float* arena, const u32* table) {
     u32 group = group_index();
     const u32* item = find_item(table, group);
@@ -12,14 +12,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) squared_error(float* arena
         if (i >= rows) return;
         float* y = arena + item[0] + (size_t)i * item[1];
         const float* target = arena + item[2] + (size_t)i * item[3];
-        float sum = 0.0f;
+        float weight = item[8] == NONE ? 1.0f : arena[item[8] + i], sum = 0.0f;
 #pragma unroll 4
         for (u32 k = lane; k < cols; k += 32) {
             float apart = y[k] - target[k];
             sum += apart * apart;
-            y[k] = factor * apart;
+            y[k] = factor * weight * apart;
         }
         sum = warp_sum(sum);
-        if (lane == 0) arena[item[6] + i] = sum;
+        if (lane == 0) arena[item[6] + i] = weight * sum;
     }
 }

@@ -1,5 +1,6 @@
 use rayon::prelude::*;
 
+use super::gemm::NONE;
 use super::rms_norm::ROWS;
 use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
 
@@ -9,15 +10,17 @@ pub(super) static SQUARED_ERROR: Program =
 /// The distance of y from a target, T x n each.
 #[derive(Clone, Copy, Debug)]
 pub struct SquaredError {
-    /// Becomes `factor·(y − target)`.
+    /// Becomes `factor·diag(w)·(y − target)`.
     pub y: View,
     pub target: View,
     /// A vector of T numbers.
     pub out: usize,
     pub factor: f32,
+    /// w, a vector of T numbers; 1 without.
+    pub weights: Option<usize>,
 }
 
-/// `out_i = Σ_k (y_ik − target_ik)²`, and the gradient of `factor/2·Σ out` in the place of y.
+/// `out_i = w_i·Σ_k (y_ik − target_ik)²`, and the gradient of `factor/2·Σ out` in the place of y.
 ///
 /// # Panics
 /// When shapes contradict each other.
@@ -28,10 +31,10 @@ pub fn squared_error(arena: &mut Arena, items: &[SquaredError]) {
     if let Some(memory) = arena.memory() {
         return items.par_iter().for_each(|item| on_host(memory, item));
     }
-    let mut table = Table::new(8);
-    for SquaredError { y, target, out, factor } in items {
-        let factor = float_word(*factor);
-        let words = [y.at, y.stride, target.at, target.stride, y.rows, y.cols, *out, factor];
+    let mut table = Table::new(9);
+    for SquaredError { y, target, out, factor, weights } in items {
+        let (factor, weights) = (float_word(*factor), weights.unwrap_or(NONE));
+        let words = [y.at, y.stride, target.at, target.stride, y.rows, y.cols, *out, factor, weights];
         table.push(y.rows.div_ceil(ROWS), &words);
     }
     arena.queue(&SQUARED_ERROR, table);
@@ -39,16 +42,17 @@ pub fn squared_error(arena: &mut Arena, items: &[SquaredError]) {
 
 fn on_host(memory: Memory, item: &SquaredError) {
     (0..item.y.rows).into_par_iter().for_each(|i| {
-        // SAFETY: the target is read only; row i of y and number i of the result are written here alone.
+        // SAFETY: the target and its weights are read only; row i of y and number i of the result are written here alone.
         unsafe {
             let (y, target) = (memory.row_mut(item.y, i), memory.row(item.target, i));
+            let weight = item.weights.map_or(1.0, |at| *memory.pointer(View::vector(at + i, 1)));
             let mut sum = 0.0;
             for (y, target) in y.iter_mut().zip(target) {
                 let apart = *y - target;
                 sum += apart * apart;
-                *y = item.factor * apart;
+                *y = item.factor * weight * apart;
             }
-            *memory.pointer(View::vector(item.out + i, 1)) = sum;
+            *memory.pointer(View::vector(item.out + i, 1)) = weight * sum;
         }
     });
 }

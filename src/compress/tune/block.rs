@@ -2,19 +2,20 @@ use super::flow::Flow;
 use super::linear::{Form, TunedLinear};
 use super::optimiser::Rates;
 use super::packed::{compose, differentiate};
+use super::room::Room;
 use super::{TuneError, unsupported};
-use crate::device::arena::{Arena, Layout, Precision, View};
+use crate::device::arena::{Arena, Precision, View};
 use crate::model::block::heads;
-use crate::model::{Block, Config, LinearName, Site};
+use crate::model::{Block, Config, Gate, LinearName, Site};
 use crate::ops::adam::Adam;
 use crate::ops::attention::{Heads, Mask};
 use crate::ops::attention_backward::{AttentionGradient, KeptAttention, attention_backward, attention_kept};
+use crate::ops::gated_backward::{Activation, KeptGate, gated_backward, gated_kept};
 use crate::ops::gemm::{Gemm, gemm};
 use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use crate::ops::rms_norm_backward::{Added, RmsNormGradient, rms_norm_backward};
 use crate::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
 use crate::ops::scale::{Scale, scale};
-use crate::ops::swiglu_backward::{KeptSwiglu, swiglu_backward, swiglu_kept};
 
 /// One block of a model in an arena, forward and backward over whole windows; see
 /// [`Block::forward`](crate::model::Block::forward) for what is computed.
@@ -22,6 +23,7 @@ use crate::ops::swiglu_backward::{KeptSwiglu, swiglu_backward, swiglu_kept};
 pub struct TunedBlock {
     heads: Heads,
     mask: Mask,
+    activation: Activation,
     frequencies: Frequencies,
     rms_eps: f64,
     window: usize,
@@ -30,6 +32,8 @@ pub struct TunedBlock {
     mlp_norm: usize,
     /// Norms of each head of q and of k.
     head_norms: Option<[usize; 2]>,
+    /// Norms of what attention and the gated unit give.
+    branch_norms: Option<[usize; 2]>,
     linears: [TunedLinear; 7],
     /// Rotations of the positions of a window, and the way back.
     turns: View,
@@ -57,7 +61,7 @@ impl TunedBlock {
     /// # Errors
     /// What tuning lacks for the model's family.
     pub fn place(
-        layout: &mut Layout,
+        room: &mut Room,
         (config, layer): (&Config, usize),
         forms: &[Form; 7],
         rates: &Rates,
@@ -65,20 +69,27 @@ impl TunedBlock {
     ) -> Result<Self, TuneError> {
         unsupported(config)?;
         let heads = heads(config);
-        let [attention_norm, mlp_norm] = [(); 2].map(|()| layout.vector(config.hidden));
-        let norms = config.family.traits().qk_norms;
-        let head_norms = norms.then(|| [(); 2].map(|()| layout.vector(config.head_dim)));
+        let [attention_norm, mlp_norm] = [(); 2].map(|()| room.kept.vector(config.hidden));
+        let traits = config.family.traits();
+        let mut norms = |wanted: bool, len| wanted.then(|| [(); 2].map(|()| room.kept.vector(len)));
+        let head_norms = norms(traits.qk_norms, config.head_dim);
+        let branch_norms = norms(traits.post_norms, config.hidden);
+        let activation = match traits.gate {
+            Gate::Silu => Activation::Silu,
+            Gate::GeluTanh => Activation::GeluTanh,
+        };
         let linears = LinearName::ALL.map(|name| {
             let what = (forms[name as usize], config.has_bias(name));
-            TunedLinear::place(layout, name, name.shape(config), what, rates)
+            TunedLinear::place(room, name, name.shape(config), what, rates)
         });
-        let [turns, returns] = [(); 2].map(|()| layout.matrix(window, config.head_dim));
-        let flow = Flow::place(layout, config, heads, window * windows);
+        let [turns, returns] = [(); 2].map(|()| room.kept.matrix(window, config.head_dim));
+        let flow = Flow::place(&mut room.scratch, config, heads, window * windows);
         let (mask, frequencies) = (config.mask(layer), config.frequencies(layer));
         let (rms_eps, rates) = (config.rms_eps, *rates);
         Ok(Self {
             heads,
             mask,
+            activation,
             frequencies,
             rms_eps,
             window,
@@ -86,6 +97,7 @@ impl TunedBlock {
             attention_norm,
             mlp_norm,
             head_norms,
+            branch_norms,
             linears,
             turns,
             returns,
@@ -102,9 +114,14 @@ impl TunedBlock {
         let norms = block.norms();
         arena.write(self.attention_norm, &norms.attention);
         arena.write(self.mlp_norm, &norms.mlp);
-        let head_norms = [&norms.q, &norms.k].into_iter().flatten();
-        for (at, norm) in self.head_norms.iter().flatten().zip(head_norms) {
-            arena.write(*at, norm);
+        let pairs = [
+            (self.head_norms, [&norms.q, &norms.k]),
+            (self.branch_norms, [&norms.after_attention, &norms.after_mlp]),
+        ];
+        for (places, norms) in pairs {
+            for (at, norm) in places.iter().flatten().zip(norms.into_iter().flatten()) {
+                arena.write(*at, norm);
+            }
         }
         self.load_linears(arena, block)
     }
@@ -118,6 +135,11 @@ impl TunedBlock {
 
     pub(super) fn linears(&self) -> &[TunedLinear; 7] {
         &self.linears
+    }
+
+    /// Lengths of all vectors that are trained, in the order of the optimiser's items.
+    pub(super) fn trained(&self) -> impl Iterator<Item = usize> {
+        self.linears.iter().flat_map(TunedLinear::trained)
     }
 
     /// Where `rows` positions enter, leave, and have their target.
@@ -146,14 +168,12 @@ impl TunedBlock {
         }
         self.turn(arena, [flow.q, flow.k], self.turns);
         attention_kept(arena, self.heads, self.mask, &self.windows(rows, |flow| attention(&flow)));
-        scale(arena, &[Scale::new(flow.x, flow.middle)]);
-        self.products(arena, flow.mixed, &[(LinearName::O, flow.middle)], Added::Add, precision);
+        self.branch(arena, (LinearName::O, 0), [flow.mixed, flow.x, flow.middle], precision);
         self.norm(arena, flow.middle, self.mlp_norm, flow.mlp);
         let outputs = [(LinearName::Gate, flow.gate), (LinearName::Up, flow.up)];
         self.products(arena, flow.mlp, &outputs, Added::Replace, precision);
-        swiglu_kept(arena, &[gated(&flow)]);
-        scale(arena, &[Scale::new(flow.middle, flow.y)]);
-        self.products(arena, flow.gated, &[(LinearName::Down, flow.y)], Added::Add, precision);
+        gated_kept(arena, self.activation, &[gated(&flow)]);
+        self.branch(arena, (LinearName::Down, 1), [flow.gated, flow.middle, flow.y], precision);
     }
 
     /// From the gradient with respect to what left, in `y`, after [`forward`](Self::forward) of as many rows: to those
@@ -169,22 +189,24 @@ impl TunedBlock {
         let slopes = |arena: &mut Arena, items: &[(LinearName, View, View)]| {
             self.slopes(arena, items, sum, precision);
         };
-        slopes(arena, &[(LinearName::Down, flow.y, flow.gated)]);
-        self.back(arena, &[(LinearName::Down, flow.y)], flow.gated, precision);
-        swiglu_backward(arena, &[gated(&flow)]);
+        let dy = self.branch_backward(arena, 1, &flow);
+        slopes(arena, &[(LinearName::Down, dy, flow.gated)]);
+        self.back(arena, &[(LinearName::Down, dy)], flow.gated, precision);
+        gated_backward(arena, self.activation, &[gated(&flow)]);
         slopes(arena, &[(LinearName::Gate, flow.gate, flow.mlp), (LinearName::Up, flow.up, flow.mlp)]);
         let both = [(LinearName::Gate, flow.gate), (LinearName::Up, flow.up)];
         self.back(arena, &both, flow.target, precision);
         self.norm_backward(arena, (flow.middle, self.mlp_norm), flow.target, flow.y);
 
-        slopes(arena, &[(LinearName::O, flow.y, flow.mixed)]);
+        let dy = self.branch_backward(arena, 0, &flow);
+        slopes(arena, &[(LinearName::O, dy, flow.mixed)]);
         let read_first = Site::Attention.linears();
         if input == InputGradient::Unwanted
             && read_first.iter().all(|name| self.linear(*name).slope.is_none())
         {
             return;
         }
-        self.back(arena, &[(LinearName::O, flow.y)], flow.dmixed, precision);
+        self.back(arena, &[(LinearName::O, dy)], flow.dmixed, precision);
         attention_backward(
             arena,
             self.heads,
@@ -234,6 +256,33 @@ impl TunedBlock {
     fn norm_backward(&self, arena: &mut Arena, (x, weight): (View, usize), dy: View, dx: View) {
         let item = RmsNormGradient { x, weight, dy, dx, result: Added::Add };
         rms_norm_backward(arena, self.rms_eps, &[item]);
+    }
+
+    /// The residual stream and what a branch adds to it: a linear layer, and its norm where there is one.
+    fn branch(
+        &self,
+        arena: &mut Arena,
+        (name, index): (LinearName, usize),
+        [x, residual, out]: [View; 3],
+        precision: Precision,
+    ) {
+        let Some((branches, norms)) = self.flow.branches.zip(self.branch_norms) else {
+            scale(arena, &[Scale::new(residual, out)]);
+            return self.products(arena, x, &[(name, out)], Added::Add, precision);
+        };
+        let branch = branches[index].part((0, 0), (out.rows, out.cols));
+        self.products(arena, x, &[(name, branch)], Added::Replace, precision);
+        self.norm(arena, branch, norms[index], out);
+        scale(arena, &[Scale::new(residual, out).add()]);
+    }
+
+    /// The gradient with respect to what the linear layer of a branch gave, from that of the residual stream in `y`.
+    fn branch_backward(&self, arena: &mut Arena, index: usize, flow: &Flow) -> View {
+        let Some((branches, norms)) = flow.branches.zip(self.branch_norms) else { return flow.y };
+        let (x, weight, dy, dx) = (branches[index], norms[index], flow.y, flow.target);
+        let item = RmsNormGradient { x, weight, dy, dx, result: Added::Replace };
+        rms_norm_backward(arena, self.rms_eps, &[item]);
+        flow.target
     }
 
     fn turn(&self, arena: &mut Arena, of: [View; 2], turns: View) {
@@ -296,6 +345,6 @@ fn attention_gradient(flow: &Flow) -> AttentionGradient {
     AttentionGradient { forward: attention(flow), dout: dmixed, dq, dk, dv, inner: inner.at }
 }
 
-fn gated(flow: &Flow) -> KeptSwiglu {
-    KeptSwiglu { gate: flow.gate, up: flow.up, out: flow.gated }
+fn gated(flow: &Flow) -> KeptGate {
+    KeptGate { gate: flow.gate, up: flow.up, out: flow.gated }
 }

@@ -17,6 +17,8 @@ pub struct Flow {
     /// The heads' outputs, and a number for each.
     pub mixed: View,
     pub log_sums: View,
+    /// What attention and the gated unit give before their norms, where there are any.
+    pub branches: Option<[View; 2]>,
     /// The residual stream behind attention, and behind the second norm.
     pub middle: View,
     pub mlp: View,
@@ -48,6 +50,7 @@ impl Flow {
             v: matrix(kv_width),
             mixed: matrix(width),
             log_sums: matrix(heads.heads),
+            branches: config.family.traits().post_norms.then(|| [(); 2].map(|()| matrix(hidden))),
             middle: matrix(hidden),
             mlp: matrix(hidden),
             gate: matrix(inside),
@@ -75,6 +78,7 @@ impl Flow {
             v: cut(self.v),
             mixed: cut(self.mixed),
             log_sums: cut(self.log_sums),
+            branches: self.branches.map(|branches| branches.map(cut)),
             middle: cut(self.middle),
             mlp: cut(self.mlp),
             gate: cut(self.gate),

@@ -1,8 +1,9 @@
 use super::optimiser::{Kind, Parameter, Rates, root_mean_square};
 use super::packed::Packed;
+use super::room::Room;
 use crate::blr::payload::Shape;
 use crate::compress::round::{RoundError, round_to_payload};
-use crate::device::arena::{Arena, Layout, View};
+use crate::device::arena::{Arena, View};
 use crate::device::{Bytes, DeviceError};
 use crate::model::{Block, Linear, LinearName, RowOrder, Tensor};
 use crate::ops::Dtype;
@@ -47,39 +48,38 @@ enum Parts {
 /// Why a tuned layer was not stored.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {
-    #[error(transparent)]
-    Round(#[from] RoundError),
+    #[error("{0}: {1}")]
+    Round(String, RoundError),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 impl TunedLinear {
     pub fn place(
-        layout: &mut Layout,
+        room: &mut Room,
         name: LinearName,
         [rows, cols]: [usize; 2],
         (form, bias): (Form, bool),
         rates: &Rates,
     ) -> Self {
-        let weight = layout.matrix(rows, cols);
-        let bias = bias.then(|| layout.vector(rows));
-        let (parts, trained) = match form {
+        let bias = bias.then(|| room.kept.vector(rows));
+        match form {
             Form::Dense => {
-                let slope = rates.dense.map(|_| layout.matrix(rows, cols));
+                let weight = room.kept.matrix(rows, cols);
+                let slope = rates.dense.map(|_| room.scratch.matrix(rows, cols));
                 let one = |slope: View| {
-                    Parameter::place(layout, rates, Kind::Dense, [weight.at, slope.at, weight.len()])
+                    Parameter::place(&mut room.kept, rates, Kind::Dense, [weight.at, slope.at, weight.len()])
                 };
                 let parameter = slope.and_then(one);
-                return Self { name, weight, slope, bias, parts: Parts::Dense(parameter) };
+                Self { name, weight, slope, bias, parts: Parts::Dense(parameter) }
             }
             Form::Packed(shape) => {
-                let packed = Packed::place(layout, shape, cols, rates);
-                let trained = packed.is_trained();
-                (Parts::Packed(packed), trained)
+                let packed = Packed::place(room, shape, cols, rates);
+                let weight = room.scratch.matrix(rows, cols);
+                let slope = packed.is_trained().then(|| room.scratch.matrix(rows, cols));
+                Self { name, weight, slope, bias, parts: Parts::Packed(packed) }
             }
-        };
-        let slope = trained.then(|| layout.matrix(rows, cols));
-        Self { name, weight, slope, bias, parts }
+        }
     }
 
     /// Writes the layer, and returns what is to be trained of it. A packed one is multiplied out by
@@ -99,6 +99,14 @@ impl TunedLinear {
         }
     }
 
+    /// Lengths of the vectors that are trained, in the order of what [`write`](Self::write) returns.
+    pub fn trained(&self) -> Vec<usize> {
+        match &self.parts {
+            Parts::Dense(parameter) => parameter.iter().map(|p| p.len).collect(),
+            Parts::Packed(packed) => packed.trained().collect(),
+        }
+    }
+
     /// The packed form and where it is multiplied out to.
     pub fn packed(&self) -> Option<(&Packed, View)> {
         match &self.parts {
@@ -112,7 +120,9 @@ impl TunedLinear {
         match &self.parts {
             _ if self.slope.is_none() => Ok(None),
             Parts::Packed(packed) => {
-                let payload = round_to_payload(&packed.read(arena)?)?;
+                let paths = packed.read(arena)?;
+                let payload = round_to_payload(&paths)
+                    .map_err(|error| StoreError::Round(self.name.prefix(layer), error))?;
                 Ok(Some(Linear::Packed { payload, in_features: self.weight.cols }))
             }
             Parts::Dense(_) => {

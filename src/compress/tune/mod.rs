@@ -1,27 +1,33 @@
 //! Tuning by gradients: what a packed block gives is brought closer to what the original gives.
 //!
 //! [`Tuner::reconstruct`] minimises `‖block_q(x_q) − block(x)‖²` over the scales of packed layers, over latents whose signs
-//! are stored, and over the weights of layers that are still dense; `block` is one block in an arena, forward and backward,
+//! are stored, and over the weights of layers that are still dense; [`Tuner::distill`] minimises the divergence of the
+//! packed model's distributions from the original's over all blocks at once. `block` is one block in an arena, forward and backward,
 //! `packed` a packed layer as parameters, `optimiser` Adam. It runs on the host and on CUDA.
 
 pub mod block;
+mod distill;
 pub mod flow;
 mod linear;
+mod model;
 mod optimiser;
 mod packed;
 mod plan;
 mod reconstruct;
+pub mod room;
+mod windows;
 
 use crate::device::DeviceError;
 use crate::device::arena::Precision;
-use crate::model::config::Gate;
 use crate::model::{Config, LinearName};
 use crate::ops::attention_backward::WIDEST_HEAD;
 
+pub use distill::{Distillation, Linears};
 pub use linear::Form;
 pub use optimiser::{LATENT, Rates};
 pub use plan::{Extent, working_set};
 pub use reconstruct::{Change, Reconstruction, TuneReport, Tuner, Verdict};
+pub use windows::Windows;
 
 /// How a block is tuned.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,28 +39,36 @@ pub struct TuneParams {
     pub rates: Rates,
     /// Of the order of windows.
     pub seed: u64,
+    pub weighting: Weighting,
     /// Of the products of training; held-out windows are always judged in f32.
     pub precision: Precision,
+}
+
+/// What the error of a position counts in a reconstruction; distillation has its own measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weighting {
+    /// All the same: loss = `Σ_t ‖y_t − target_t‖² / Σ_t ‖target_t − mean‖²`. Positions with massive activations, such as
+    /// the first of a window in many models, may be most of it.
+    Uniform,
+    /// By its own size: loss = mean over t of `‖y_t − target_t‖² / ‖target_t‖²`, which is what the norm of the next block
+    /// lets through.
+    Relative,
 }
 
 impl Default for TuneParams {
     /// Eight passes in steps of 16,384 positions, scales and signs at 1e-3: what the prototype was measured with.
     fn default() -> Self {
         let rates = Rates { scales: Some(1e-3), signs: Some(1e-3), dense: None };
-        Self { passes: 8, batch: 16_384, rates, seed: 0, precision: Precision::Tf32 }
+        let (weighting, precision) = (Weighting::Uniform, Precision::Tf32);
+        Self { passes: 8, batch: 16_384, rates, seed: 0, weighting, precision }
     }
 }
 
-/// What a block gets and what it should give: windows of `positions` rows of the residual stream, fit ones first.
-#[derive(Clone, Copy, Debug)]
-pub struct Windows<'a> {
-    /// The stream that enters the packed block.
-    pub input: &'a [f32],
-    /// The stream that leaves the original block in the original model.
-    pub target: &'a [f32],
-    pub positions: usize,
-    /// Windows that are fitted to; the others are held out.
-    pub fit: usize,
+impl TuneParams {
+    /// For distilling: scales alone, at 2e-4.
+    pub fn distill() -> Self {
+        Self { rates: Rates { scales: Some(2e-4), signs: None, dense: None }, ..Self::default() }
+    }
 }
 
 /// Why a block was not tuned.
@@ -70,10 +84,6 @@ pub enum TuneError {
         "the heads have {head_dim} numbers, tuning takes at most {WIDEST_HEAD}: pack this model without tuning"
     )]
     HeadDim { head_dim: usize },
-    #[error("tuning lacks norms behind attention and the gated unit: pack this model without tuning")]
-    PostNorms,
-    #[error("tuning lacks gated units with GELU: pack this model without tuning")]
-    Gelu,
     #[error(
         "the {what} of block {layer} holds {found} numbers, not whole windows of {positions} x {hidden} as many as the input"
     )]
@@ -92,15 +102,9 @@ pub enum TuneError {
 
 /// What tuning lacks for a model.
 fn unsupported(config: &Config) -> Result<(), TuneError> {
-    let traits = config.family.traits();
-    if config.head_dim > WIDEST_HEAD {
-        Err(TuneError::HeadDim { head_dim: config.head_dim })
-    } else if traits.post_norms {
-        Err(TuneError::PostNorms)
-    } else if traits.gate != Gate::Silu {
-        Err(TuneError::Gelu)
-    } else {
-        Ok(())
+    match config.head_dim {
+        head_dim if head_dim > WIDEST_HEAD => Err(TuneError::HeadDim { head_dim }),
+        _ => Ok(()),
     }
 }
 

@@ -80,6 +80,11 @@ impl Optimiser {
         Self { items, step: 0, steps }
     }
 
+    /// Whether it trains nothing.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
     pub fn step(&mut self, arena: &mut Arena) {
         let factor = cosine(self.step, self.steps);
         let items: Vec<Adam> =

@@ -2,11 +2,12 @@ use faer::Mat;
 use rayon::prelude::*;
 
 use super::optimiser::{Kind, LATENT, Parameter, Rates, root_mean_square};
+use super::room::Room;
 use crate::blr::Payload;
 use crate::blr::payload::Shape;
 use crate::compress::factors::Path;
 use crate::device::DeviceError;
-use crate::device::arena::{Arena, Layout, Precision, View};
+use crate::device::arena::{Arena, Precision, View};
 use crate::ops::adam::Adam;
 use crate::ops::dots::{Dots, col_dots};
 use crate::ops::factor_gradient::{FactorGradient, factor_gradient};
@@ -60,14 +61,20 @@ struct Gradient {
 }
 
 impl Packed {
-    pub fn place(layout: &mut Layout, shape: Shape, in_features: usize, rates: &Rates) -> Self {
-        let paths = (0..shape.paths).map(|_| Place::new(layout, shape, in_features, rates)).collect();
+    pub fn place(room: &mut Room, shape: Shape, in_features: usize, rates: &Rates) -> Self {
+        let paths = (0..shape.paths).map(|_| Place::new(room, shape, in_features, rates)).collect();
         Self { shape, in_features, paths }
     }
 
     /// Whether anything of it is trained.
     pub fn is_trained(&self) -> bool {
         self.paths.iter().any(|path| path.gradient.is_some())
+    }
+
+    /// Lengths of the vectors that are trained, in the order of what [`write`](Self::write) returns.
+    pub fn trained(&self) -> impl Iterator<Item = usize> {
+        let gradients = self.paths.iter().filter_map(|path| path.gradient.as_ref());
+        gradients.flat_map(|gradient| gradient.trained.iter().flatten().map(|p| p.len))
     }
 
     /// Writes scales and latents, and returns what is to be trained.
@@ -114,15 +121,16 @@ impl Packed {
 }
 
 impl Place {
-    fn new(layout: &mut Layout, shape: Shape, n: usize, rates: &Rates) -> Self {
+    fn new(room: &mut Room, shape: Shape, n: usize, rates: &Rates) -> Self {
         let Shape { rank: r, rows: m, .. } = shape;
-        let [u, a, al] = [(); 3].map(|()| layout.matrix(m, r));
-        let [v, b] = [(); 2].map(|()| layout.matrix(n, r));
-        let [h, l, g] = [m, r, n].map(|len| layout.vector(len));
+        let Room { kept, scratch } = room;
+        let (u, v) = (kept.matrix(m, r), kept.matrix(n, r));
+        let [h, l, g] = [m, r, n].map(|len| kept.vector(len));
+        let (a, al, b) = (scratch.matrix(m, r), scratch.matrix(m, r), scratch.matrix(n, r));
         let trained = rates.scales.is_some() || rates.signs.is_some();
         let gradient = trained.then(|| {
-            let (du, dv) = (layout.matrix(m, r), layout.matrix(n, r));
-            let [dh, dl, dg] = [m, r, n].map(|len| layout.vector(len));
+            let (du, dv) = (scratch.matrix(m, r), scratch.matrix(n, r));
+            let [dh, dl, dg] = [m, r, n].map(|len| scratch.vector(len));
             let parts = [
                 (Kind::Scales, [h, dh, m]),
                 (Kind::Scales, [l, dl, r]),
@@ -130,7 +138,7 @@ impl Place {
                 (Kind::Signs, [u.at, du.at, m * r]),
                 (Kind::Signs, [v.at, dv.at, n * r]),
             ];
-            let trained = parts.map(|(kind, part)| Parameter::place(layout, rates, kind, part));
+            let trained = parts.map(|(kind, part)| Parameter::place(kept, rates, kind, part));
             Gradient { u: du, v: dv, h: dh, l: dl, g: dg, trained }
         });
         Self { u, v, h, l, g, a, al, b, gradient }

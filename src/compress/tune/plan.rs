@@ -1,8 +1,9 @@
 use super::block::TunedBlock;
 use super::linear::Form;
+use super::room::placed;
 use super::{TuneError, TuneParams};
 use crate::device::DeviceError;
-use crate::device::arena::{Layout, View};
+use crate::device::arena::View;
 use crate::model::Config;
 
 /// The most numbers that one arena holds.
@@ -18,6 +19,8 @@ pub(super) struct Plan {
     pub resident: Option<[View; 2]>,
     /// The squared error of each position, a row a window.
     pub errors: View,
+    /// What the error of each position counts, the same way.
+    pub weights: View,
     /// Numbers in all.
     pub len: usize,
 }
@@ -85,17 +88,14 @@ impl Plan {
         (at_once, resident): (usize, bool),
     ) -> Result<Self, TuneError> {
         let Subject { config, layer, forms } = subject;
-        let mut layout = Layout::default();
-        let block = TunedBlock::place(
-            &mut layout,
-            (config, layer),
-            forms,
-            &params.rates,
-            (extent.positions, at_once),
-        )?;
-        let errors = layout.matrix(extent.windows, extent.positions);
         let rows = extent.positions * extent.windows;
-        let resident = resident.then(|| [(); 2].map(|()| layout.matrix(rows, config.hidden)));
-        Ok(Self { block, at_once, resident, errors, len: layout.most() })
+        let ((block, errors, weights, resident), len) = placed(|room| {
+            let window = (extent.positions, at_once);
+            let block = TunedBlock::place(room, (config, layer), forms, &params.rates, window)?;
+            let [errors, weights] = [(); 2].map(|()| room.kept.matrix(extent.windows, extent.positions));
+            let resident = resident.then(|| [(); 2].map(|()| room.kept.matrix(rows, config.hidden)));
+            Ok((block, errors, weights, resident))
+        })?;
+        Ok(Self { block, at_once, resident, errors, weights, len })
     }
 }

@@ -1,19 +1,18 @@
 use std::time::Instant;
 
-use rayon::prelude::*;
-
-use super::block::{InputGradient, Sum};
+use super::block::{InputGradient, Sum, TunedBlock};
 use super::linear::{Form, StoreError};
 use super::optimiser::Optimiser;
-use super::plan::{Extent, Plan, Subject};
-use super::{TuneError, TuneParams, Windows, forms_in_words};
+use super::plan::{Plan, Subject};
+use super::windows::shuffle;
+use super::{TuneError, TuneParams, Weighting, Windows, forms_in_words};
 use crate::device::Device;
 #[cfg(feature = "cuda")]
 use crate::device::arena::Program;
 use crate::device::arena::{Arena, Precision, View};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::prepare;
-use crate::model::{Block, Config, Linear, LinearName, SplitMix64, first_non_finite};
+use crate::model::{Block, Config, Linear, LinearName, SplitMix64};
 #[cfg(feature = "cuda")]
 use crate::ops;
 use crate::ops::adam::Adam;
@@ -34,7 +33,7 @@ pub struct Reconstruction {
     pub report: TuneReport,
 }
 
-/// How it went. Losses are `Σ(y − target)² / Σ(target − mean)²`, both over fit windows in the denominator's variance.
+/// How it went; losses are as the [`Weighting`] says, the variance that of the fit windows' target.
 #[derive(Clone, Debug)]
 pub struct TuneReport {
     pub fit: Change,
@@ -102,12 +101,10 @@ impl Tuner {
         let extent = windows.check(config.hidden, block.layer())?;
         let forms = Form::of(block);
         let subject = Subject { config, layer: block.layer(), forms: &forms };
-        let room = Arena::largest(&self.device)?.max(self.arena.as_ref().map_or(0, Arena::len));
-        let plan = Plan::new(subject, params, extent, room)?;
+        let plan = Plan::new(subject, params, extent, self.room()?)?;
         let arena = self.arena(plan.len)?;
-        let variance = windows.variance(config.hidden);
-        let mut run = Run { arena, plan: &plan, windows, hidden: config.hidden, variance };
-        let items = run.begin(block);
+        let mut run = Run { arena, plan: &plan, windows, hidden: config.hidden };
+        let items = run.begin(block, params.weighting);
         if items.is_empty() {
             let forms = forms_in_words(&forms);
             return Err(TuneError::NothingTrained { layer: block.layer(), forms });
@@ -117,14 +114,19 @@ impl Tuner {
             return Err(windows.bad_number(config.hidden, block.layer(), before[0]));
         }
         let (passes, steps) = run.train(items, params)?;
-        let (linears, after, verdict) = run.judge(block, before)?;
+        let Judged { linears, after, verdict } = run.judge(block, before)?;
         let [fit, heldout] = [0, 1].map(|part| Change { before: before[part], after: after[part] });
         let (bytes, seconds) = (plan.len as u64 * 4, began.elapsed().as_secs_f64());
         let report = TuneReport { fit, heldout, verdict, passes, steps, bytes, seconds };
         Ok(Reconstruction { linears, report })
     }
 
-    fn arena(&mut self, len: usize) -> Result<&mut Arena, TuneError> {
+    /// Numbers that an arena can hold, with the one that is there given back if need be.
+    pub(super) fn room(&self) -> Result<usize, TuneError> {
+        Ok(Arena::largest(&self.device)?.max(self.arena.as_ref().map_or(0, Arena::len)))
+    }
+
+    pub(super) fn arena(&mut self, len: usize) -> Result<&mut Arena, TuneError> {
         if self.arena.as_ref().is_none_or(|arena| arena.len() < len) {
             // The old one goes first: there may be no room for both.
             self.arena = None;
@@ -134,19 +136,41 @@ impl Tuner {
     }
 }
 
+/// The layers to keep, and the losses of fit and held-out windows with what was trained.
+struct Judged {
+    linears: Vec<(LinearName, Linear)>,
+    after: [f64; 2],
+    verdict: Verdict,
+}
+
+/// What was trained of a block as it is stored, and the block with it.
+pub(super) fn read_stored(
+    arena: &mut Arena,
+    tuned: &TunedBlock,
+    block: &Block,
+) -> Result<(Vec<(LinearName, Linear)>, Block), StoreError> {
+    let (mut linears, mut stored) = (Vec::new(), block.clone());
+    for linear in tuned.linears() {
+        if let Some(tuned) = linear.read(arena, block.layer())? {
+            stored.set_linear(linear.name, tuned.clone()).expect("a tuned layer keeps its shape");
+            linears.push((linear.name, tuned));
+        }
+    }
+    Ok((linears, stored))
+}
+
 /// One block on its way.
 struct Run<'a> {
     arena: &'a mut Arena,
     plan: &'a Plan,
     windows: &'a Windows<'a>,
     hidden: usize,
-    /// Of the target.
-    variance: f64,
 }
 
 impl Run<'_> {
     /// Writes everything that stays, and returns what is to be trained.
-    fn begin(&mut self, block: &Block) -> Vec<Adam> {
+    fn begin(&mut self, block: &Block, weighting: Weighting) -> Vec<Adam> {
+        self.arena.write(self.plan.weights.at, &self.windows.weights(self.hidden, weighting));
         if let Some([input, target]) = self.plan.resident {
             self.arena.write(input.at, self.windows.input);
             self.arena.write(target.at, self.windows.target);
@@ -189,7 +213,7 @@ impl Run<'_> {
 
     /// From the parameters as they are to their gradients over some windows.
     fn step(&mut self, batch: &[usize], precision: Precision) {
-        let factor = 2.0 / ((batch.len() * self.positions() * self.hidden) as f64 * self.variance);
+        let factor = 2.0 / (batch.len() * self.positions() * self.hidden) as f64;
         let mut sum = Sum::Begin;
         for some in batch.chunks(self.plan.at_once) {
             let rows = some.len() * self.positions();
@@ -203,34 +227,22 @@ impl Run<'_> {
     }
 
     /// Reads what was trained as it is stored, and judges it on the held-out windows.
-    fn judge(
-        &mut self,
-        block: &Block,
-        before: [f64; 2],
-    ) -> Result<(Vec<(LinearName, Linear)>, [f64; 2], Verdict), TuneError> {
-        let mut linears = Vec::new();
-        let mut stored = block.clone();
-        for linear in self.plan.block.linears() {
-            match linear.read(self.arena, block.layer()) {
-                Ok(None) => {}
-                Ok(Some(tuned)) => {
-                    stored.set_linear(linear.name, tuned.clone()).expect("a tuned layer keeps its shape");
-                    linears.push((linear.name, tuned));
-                }
-                Err(StoreError::Device(error)) => return Err(error.into()),
-                Err(StoreError::Round(error)) => {
-                    let reason = format!("{}: {error}", linear.name.prefix(block.layer()));
-                    return Ok((Vec::new(), before, Verdict::Unstorable(reason)));
-                }
+    fn judge(&mut self, block: &Block, before: [f64; 2]) -> Result<Judged, TuneError> {
+        let (linears, stored) = match read_stored(self.arena, &self.plan.block, block) {
+            Ok(read) => read,
+            Err(StoreError::Device(error)) => return Err(error.into()),
+            Err(StoreError::Round(tensor, error)) => {
+                let verdict = Verdict::Unstorable(format!("{tensor}: {error}"));
+                return Ok(Judged { linears: Vec::new(), after: before, verdict });
             }
-        }
+        };
         self.plan.block.load_linears(self.arena, &stored);
         let after = self.losses()?;
-        if after[1] < before[1] {
-            Ok((linears, after, Verdict::Kept))
+        Ok(if after[1] < before[1] {
+            Judged { linears, after, verdict: Verdict::Kept }
         } else {
-            Ok((Vec::new(), after, Verdict::Worse))
-        }
+            Judged { linears: Vec::new(), after, verdict: Verdict::Worse }
+        })
     }
 
     /// Puts windows where the block reads its input and the target.
@@ -262,9 +274,10 @@ impl Run<'_> {
         let (flow, count) = (*self.plan.block.flow(), self.positions());
         let items: Vec<SquaredError> = (some.iter().enumerate())
             .map(|(slot, window)| {
-                let out = self.plan.errors.part((*window, 0), (1, count)).at;
+                let of = |all: View| all.part((*window, 0), (1, count)).at;
+                let (out, weights) = (of(self.plan.errors), Some(of(self.plan.weights)));
                 let [y, target] = [flow.y, flow.target].map(|of| rows(of, slot, count));
-                SquaredError { y, target, out, factor }
+                SquaredError { y, target, out, factor, weights }
             })
             .collect();
         squared_error(self.arena, &items);
@@ -276,7 +289,7 @@ impl Run<'_> {
 
     fn loss(&self, errors: &[f32]) -> f64 {
         let sum: f64 = errors.iter().map(|e| f64::from(*e)).sum();
-        sum / ((errors.len() * self.hidden) as f64 * self.variance)
+        sum / (errors.len() * self.hidden) as f64
     }
 
     fn positions(&self) -> usize {
@@ -284,60 +297,7 @@ impl Run<'_> {
     }
 }
 
-impl Windows<'_> {
-    fn check(&self, hidden: usize, layer: usize) -> Result<Extent, TuneError> {
-        let window = self.positions * hidden;
-        let windows = if window == 0 { 0 } else { self.input.len() / window };
-        for (what, part) in [("input", self.input), ("target", self.target)] {
-            if window == 0 || part.len() != windows * window {
-                let (found, positions) = (part.len(), self.positions);
-                return Err(TuneError::Windows { what, layer, found, positions, hidden });
-            }
-        }
-        if self.fit == 0 || self.fit >= windows {
-            return Err(TuneError::Parts { layer, windows, fit: self.fit });
-        }
-        Ok(Extent { positions: self.positions, windows })
-    }
-
-    /// Of the numbers of the target's fit windows; 1 where they are all the same.
-    fn variance(&self, hidden: usize) -> f64 {
-        let fit = &self.target[..self.fit * self.positions * hidden];
-        let sums: Vec<[f64; 2]> = (fit.par_chunks(1 << 16))
-            .map(|part| {
-                part.iter().fold([0.0; 2], |[sum, square], t| {
-                    let t = f64::from(*t);
-                    [sum + t, square + t * t]
-                })
-            })
-            .collect();
-        // In order, so that the result does not depend on the number of threads.
-        let [sum, square] = sums.iter().fold([0.0; 2], |all, part| [all[0] + part[0], all[1] + part[1]]);
-        let mean = sum / fit.len() as f64;
-        let variance = square / fit.len() as f64 - mean * mean;
-        if variance == 0.0 { 1.0 } else { variance }
-    }
-
-    /// Which number makes a loss that is not finite.
-    fn bad_number(&self, hidden: usize, layer: usize, loss: f64) -> TuneError {
-        for (what, part) in [("input", self.input), ("target", self.target)] {
-            if let Some((position, column)) = first_non_finite(part, hidden) {
-                let value = part[position * hidden + column];
-                return TuneError::NonFinite { what, layer, position, value };
-            }
-        }
-        TuneError::NonFinite { what: "output", layer, position: 0, value: loss as f32 }
-    }
-}
-
 /// The rows of a window.
 fn rows(of: View, window: usize, count: usize) -> View {
     of.part((window * count, 0), (count, of.cols))
-}
-
-/// Fisher and Yates; the modulo's bias is below 2^-40 for as many windows as there may be.
-fn shuffle(order: &mut [usize], random: &mut SplitMix64) {
-    for last in (1..order.len()).rev() {
-        order.swap(last, (random.next_u64() % (last as u64 + 1)) as usize);
-    }
 }

@@ -12,6 +12,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Behind everything before `at`.
+    pub fn behind(at: usize) -> Self {
+        Self { next: at, most: at }
+    }
+
     pub fn matrix(&mut self, rows: usize, cols: usize) -> View {
         View::new(self.vector(rows * cols), rows, cols)
     }
