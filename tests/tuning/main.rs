@@ -263,6 +263,15 @@ fn bad_input_is_named() {
     assert!(matches!(error, TuneError::HeadDim { head_dim: 512 }), "{error}");
 }
 
+#[cfg(feature = "wgpu")]
+#[test]
+fn a_device_without_the_kernels_is_refused_by_name() {
+    let Some(wgpu) = common::wgpu() else { return };
+    let device = Device::Wgpu(wgpu);
+    let Err(error) = Tuner::new(&device) else { panic!("it has no kernels") };
+    assert!(error.to_string().contains(&device.name()), "{error}");
+}
+
 #[test]
 fn a_block_of_a_7b_model_fits_beside_its_windows() {
     let config = Config {
