@@ -2,16 +2,17 @@
 //! are no multiple of any tile, several items in a table, results poisoned with NaN.
 
 mod common;
+#[path = "common/sheet.rs"]
+mod sheet;
 
-use lapidary::device::arena::{Arena, Layout, View};
 use lapidary::ops::attention::Heads;
 use lapidary::ops::attention_batch::{Attention, CachedAttention, attention_batch, attention_cached};
 use lapidary::ops::non_finite::{NonFinite, non_finite};
 use lapidary::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use lapidary::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
 use lapidary::ops::scatter::{Scatter, scatter};
-use lapidary::ops::splitmix::SplitMix64;
 use lapidary::ops::swiglu::{Swiglu, swiglu_batch};
+use sheet::{Sheet, assert_close};
 
 /// Relative to numbers of order one: sums of a few hundred f32 products.
 const TOLERANCE: f64 = 4e-6;
@@ -22,67 +23,7 @@ const ATTENTION_TOLERANCE: f64 = 2e-5;
 /// Runs a body once a device.
 fn on_every_device(body: impl Fn(&mut Sheet)) {
     for device in common::devices() {
-        let mut arena = Arena::new(&device, LEN).unwrap();
-        arena.write(0, &vec![f32::NAN; LEN]);
-        println!("{}", device.name());
-        body(&mut Sheet { arena, layout: Layout::default(), random: SplitMix64::new(7) });
-    }
-}
-
-const LEN: usize = 1 << 21;
-
-/// An arena of NaN that hands out matrices.
-struct Sheet {
-    arena: Arena,
-    layout: Layout,
-    random: SplitMix64,
-}
-
-impl Sheet {
-    fn blank(&mut self, rows: usize, cols: usize) -> View {
-        self.layout.matrix(rows, cols)
-    }
-
-    /// Numbers in [-1, 1) at rows that are three numbers apart.
-    fn spaced(&mut self, rows: usize, cols: usize) -> (View, Vec<f32>) {
-        let whole = self.layout.matrix(rows, cols + 3);
-        let view = whole.part((0, 0), (rows, cols));
-        let numbers = self.numbers(rows * cols);
-        for (i, row) in numbers.chunks(cols).enumerate() {
-            self.arena.write(view.at + i * view.stride, row);
-        }
-        (view, numbers)
-    }
-
-    fn random(&mut self, rows: usize, cols: usize) -> (View, Vec<f32>) {
-        let numbers = self.numbers(rows * cols);
-        let view = self.given(rows, cols, &numbers);
-        (view, numbers)
-    }
-
-    fn given(&mut self, rows: usize, cols: usize, numbers: &[f32]) -> View {
-        let view = self.layout.matrix(rows, cols);
-        self.arena.write(view.at, numbers);
-        view
-    }
-
-    fn numbers(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| (2.0 * self.random.uniform() - 1.0) as f32).collect()
-    }
-
-    fn read(&mut self, view: View) -> Vec<f32> {
-        let numbers = self.arena.read(view.at, view.span()).unwrap();
-        numbers.chunks(view.stride).flat_map(|row| row[..view.cols].to_vec()).collect()
-    }
-}
-
-fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
-    assert_eq!(found.len(), expected.len());
-    for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert!(
-            (f64::from(*found) - expected).abs() <= tolerance * expected.abs().max(1.0),
-            "{what}, number {k}: {found}, expected {expected}"
-        );
+        body(&mut Sheet::new(&device));
     }
 }
 

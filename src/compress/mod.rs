@@ -5,7 +5,8 @@
 //! one tensor. [`batch`] does all of it for many tensors at once on a device, cut into what fits by [`schedule`];
 //! [`fit`] says beforehand whether that goes. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`]
 //! and [`self_written`] which text, [`streams`] and [`gram`] what the layers see of it ([`device_calibration`] on a
-//! device), [`target`] what they should give; [`pipeline`] goes block by block, [`journal`] keeps what is finished,
+//! device), [`target`] what they should give; [`pipeline`] goes block by block, [`tune`] brings a
+//! packed block closer to the original by gradients; [`journal`] keeps what is finished,
 //! [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
 
 pub mod batch;
@@ -40,6 +41,7 @@ pub mod streams;
 pub mod target;
 pub mod tensor;
 mod threads;
+pub mod tune;
 pub mod verify;
 
 pub use encoder::Encoder;

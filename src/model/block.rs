@@ -34,7 +34,7 @@ pub enum Context<'a> {
 
 /// The norms of a block, as factors: with the family's offset, and for q with the factor that scores lack.
 #[derive(Clone, Debug)]
-pub(super) struct Norms {
+pub struct Norms {
     pub attention: Vec<f32>,
     pub mlp: Vec<f32>,
     pub after_attention: Option<Vec<f32>>,
@@ -74,6 +74,10 @@ impl Block {
 
     pub fn linear(&self, name: LinearName) -> &Linear {
         &self.linears[name as usize]
+    }
+
+    pub fn norms(&self) -> &Norms {
+        &self.norms
     }
 
     /// What a linear layer adds to its products, where it has a bias.
@@ -206,7 +210,7 @@ impl Block {
 }
 
 /// The heads of every block of a model.
-pub(super) fn heads(config: &Config) -> Heads {
+pub fn heads(config: &Config) -> Heads {
     Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim }
 }
 

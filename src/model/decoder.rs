@@ -93,6 +93,16 @@ impl Decoder {
         &self.blocks[layer]
     }
 
+    /// The factors of the final norm.
+    pub fn norm(&self) -> &[f32] {
+        &self.norm
+    }
+
+    /// From the normed stream to logits.
+    pub fn head(&self) -> &Linear {
+        &self.head
+    }
+
     pub fn linear(&self, layer: usize, name: LinearName) -> &Linear {
         self.blocks[layer].linear(name)
     }

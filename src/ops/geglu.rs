@@ -4,9 +4,9 @@ use rayon::prelude::*;
 use super::exp::exp;
 
 /// 2·sqrt(2/π), from `(1 + tanh(z))/2 = 1/(1 + e^-2z)` with `z = sqrt(2/π)·(g + 0.044715·g³)`.
-const LINEAR: f32 = 1.595_769;
+pub(super) const LINEAR: f32 = 1.595_769;
 /// Hendrycks & Gimpel 2016, section 2.
-const CUBIC: f32 = 0.044_715;
+pub(super) const CUBIC: f32 = 0.044_715;
 
 /// `gate ← gelu(gate) ∘ up` with the tanh form of GELU, `g/(1 + e^(−2·sqrt(2/π)·(g + 0.044715·g³)))`
 /// (Shazeer 2020, eq. 6), in place.

@@ -2,7 +2,7 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
-use crate::device::arena::{Arena, Memory, Operand, Product, Program, Table, View, float_word};
+use crate::device::arena::{Arena, Memory, Operand, Precision, Product, Program, Table, View, float_word};
 
 /// Rows and columns of C that one workgroup computes.
 pub const TILE: usize = 64;
@@ -10,6 +10,9 @@ pub const TILE: usize = 64;
 /// Multiply-add pairs from which a product without extras is left to the device's library, where it has one: it fills
 /// the device alone then.
 const LIBRARY: usize = 1 << 31;
+
+/// The same for products that may be rounded to TF32: tensor cores are that much faster than the kernel.
+const TF32_LIBRARY: usize = 1 << 28;
 
 /// Columns of a symmetric product that the host computes at once; see [`syrk`](super::syrk).
 const HOST_BLOCK: usize = 256;
@@ -46,11 +49,13 @@ pub struct Gemm {
     diagonal: f32,
     hadamard: Option<View>,
     skip: Option<usize>,
+    precision: Precision,
 }
 
 impl Gemm {
     pub fn new(a: View, b: View, c: View) -> Self {
-        Self { a, b, c, flags: 0, alpha: 1.0, beta: 0.0, diagonal: 0.0, hadamard: None, skip: None }
+        let (hadamard, skip, precision) = (None, None, Precision::F32);
+        Self { a, b, c, flags: 0, alpha: 1.0, beta: 0.0, diagonal: 0.0, hadamard, skip, precision }
     }
 
     pub fn a_transposed(self) -> Self {
@@ -92,6 +97,11 @@ impl Gemm {
         Self { skip: Some(at), ..self }
     }
 
+    /// How operands may be rounded where the product is large and goes to a card's library; f32 everywhere else.
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
     fn has(&self, flag: usize) -> bool {
         self.flags & flag != 0
     }
@@ -117,12 +127,17 @@ impl Gemm {
         let extras = self.has(LOWER | SIGN | HADAMARD) || self.diagonal != 0.0 || self.skip.is_some();
         let operand =
             |flag, view| if self.has(flag) { Operand::Transposed(view) } else { Operand::Plain(view) };
-        (m * n * k >= LIBRARY && !extras).then(|| Product {
+        let least = match self.precision {
+            Precision::F32 => LIBRARY,
+            Precision::Tf32 => TF32_LIBRARY,
+        };
+        (m * n * k >= least && !extras).then(|| Product {
             a: operand(A_TRANSPOSED, self.a),
             b: operand(B_TRANSPOSED, self.b),
             c: self.c,
             alpha: self.alpha,
             beta: self.beta,
+            precision: self.precision,
         })
     }
 

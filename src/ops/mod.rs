@@ -2,7 +2,8 @@
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
 //! [`geglu`], [`log_softmax`], [`coarse`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
-//! The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
+//! Tuning's, each a gradient: [`attention_backward`], [`rms_norm_backward`], [`gated_backward`], [`squared_error`],
+//! [`divergence`], [`factor_gradient`], and [`adam`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
 /// A [`Program`](crate::device::arena::Program): stem, function, threads, constants.
 macro_rules! program {
@@ -18,6 +19,21 @@ macro_rules! program {
     };
 }
 
+/// The same for a kernel that only CUDA has: on other devices it is refused before anything is queued.
+macro_rules! cuda_program {
+    ($stem:literal, $entry:literal, $threads:literal, $constants:expr) => {
+        Program {
+            name: $stem,
+            entry: $entry,
+            threads: $threads,
+            constants: &$constants,
+            cuda: include_str!(concat!($stem, ".cu")),
+            wgsl: "",
+        }
+    };
+}
+
+pub mod adam;
 #[cfg(feature = "cuda")]
 pub mod arrow_batch;
 #[cfg(feature = "cuda")]
@@ -25,16 +41,20 @@ pub mod arrow_border;
 #[cfg(feature = "cuda")]
 pub mod arrow_solve;
 pub mod attention;
+pub mod attention_backward;
 pub mod attention_batch;
 pub mod cholesky;
 pub mod coarse;
 pub mod column_search;
 pub mod column_search_batch;
 pub mod dense_matvec;
+pub mod divergence;
 pub mod dots;
 pub mod dtype;
 pub mod dtype_k;
 pub mod exp;
+pub mod factor_gradient;
+pub mod gated_backward;
 pub mod gather;
 pub mod gauge_rows;
 pub mod geglu;
@@ -52,6 +72,7 @@ pub mod rank_one;
 pub mod rank_one_batch;
 pub mod real;
 pub mod rms_norm;
+pub mod rms_norm_backward;
 pub mod rope;
 #[cfg(feature = "cuda")]
 pub mod row_factor;
@@ -66,6 +87,7 @@ pub mod spd_solve;
 #[cfg(feature = "cuda")]
 pub mod spectrum;
 pub mod splitmix;
+pub mod squared_error;
 pub mod swiglu;
 pub mod syrk;
 pub mod triangular;
@@ -83,8 +105,31 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
         quadratic_try::source(),
         spectrum::source(),
     ];
-    let encoder = programs().into_iter().map(|program| program.source());
-    rows.chain(batches).chain(others).chain(encoder).collect()
+    let arenas = programs().into_iter().chain(tuning_programs()).map(|program| program.source());
+    let mut sources: Vec<crate::device::cuda::Source> = Vec::new();
+    for source in rows.chain(batches).chain(others).chain(arenas) {
+        // Functions of one text with the same constants are compiled together.
+        if !sources.iter().any(|known| known.text == source.text && known.constants == source.constants) {
+            sources.push(source);
+        }
+    }
+    sources
+}
+
+/// The kernels of an arena that only CUDA has: those of tuning.
+#[cfg(feature = "cuda")]
+pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
+    let attention = [&attention_backward::KEPT, &attention_backward::QUERIES, &attention_backward::KEYS];
+    let others = [
+        &adam::ADAM,
+        &divergence::DIVERGENCE,
+        &factor_gradient::FACTOR_GRADIENT,
+        &gated_backward::GATED_KEPT,
+        &gated_backward::GATED_BACKWARD,
+        &rms_norm_backward::RMS_NORM_BACKWARD,
+        &squared_error::SQUARED_ERROR,
+    ];
+    attention.into_iter().flatten().chain(others).collect()
 }
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.

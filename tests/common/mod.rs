@@ -86,6 +86,14 @@ pub fn devices() -> Vec<lapidary::device::Device> {
     devices.collect()
 }
 
+/// The devices that have the kernels of tuning: the host and the first CUDA card.
+pub fn tuning_devices() -> Vec<lapidary::device::Device> {
+    let devices = [lapidary::device::Device::Host].into_iter();
+    #[cfg(feature = "cuda")]
+    let devices = devices.chain(cuda().map(lapidary::device::Device::Cuda));
+    devices.collect()
+}
+
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn works<T>(found: Result<T, lapidary::device::DeviceError>, name: &str) -> Option<T> {
     match found {

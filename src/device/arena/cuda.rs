@@ -1,5 +1,5 @@
 use super::ring::Ring;
-use super::{Arena, Backend, Operand, Product, Program, Table, View};
+use super::{Arena, Backend, Operand, Precision, Product, Program, Table, View};
 use crate::device::cuda::{
     Args, Blas, Buffer, Cuda, EigenSolver, Graph, Grid, Kernel, Matrix, Op, Pinned, Solver, Source, Stream,
 };
@@ -298,7 +298,13 @@ impl CudaArena {
         let shape = (product.c.cols, product.c.rows, depth);
         let scalars = (product.alpha, product.beta);
         // SAFETY: views lie inside the arena, and their shapes were checked by the op.
-        unsafe { blas.gemm_f32((op_b, op_a), shape, scalars, matrix(b), matrix(a), matrix(product.c)) }
+        unsafe {
+            let (a, b, c) = (matrix(a), matrix(b), matrix(product.c));
+            match product.precision {
+                Precision::F32 => blas.gemm_f32((op_b, op_a), shape, scalars, b, a, c),
+                Precision::Tf32 => blas.gemm_tf32((op_b, op_a), shape, scalars, b, a, c),
+            }
+        }
     }
 
     fn keep(&mut self, graph: Graph) -> Result<(), DeviceError> {

@@ -12,6 +12,11 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Behind everything before `at`.
+    pub fn behind(at: usize) -> Self {
+        Self { next: at, most: at }
+    }
+
     pub fn matrix(&mut self, rows: usize, cols: usize) -> View {
         View::new(self.vector(rows * cols), rows, cols)
     }
@@ -34,7 +39,7 @@ impl Layout {
     }
 
     /// The next allocation starts behind that mark, where it would not anyway.
-    pub fn behind(&mut self, mark: usize) {
+    pub fn skip_to(&mut self, mark: usize) {
         self.next = self.next.max(mark);
     }
 

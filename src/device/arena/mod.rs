@@ -21,7 +21,7 @@ use super::{Device, DeviceError, Telemetry};
 pub use cuda::Card;
 pub use host::Memory;
 pub use layout::Layout;
-pub use product::{Operand, Product};
+pub use product::{Operand, Precision, Product};
 pub use table::{Table, View, float_word};
 
 /// A kernel, with its text for each kind of device and the constants that stand before both.

@@ -10,6 +10,16 @@ pub struct Product {
     pub c: View,
     pub alpha: f32,
     pub beta: f32,
+    pub precision: Precision,
+}
+
+/// How a library may round the operands of a product; sums are f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    #[default]
+    F32,
+    /// To 10 bits behind the leading one where the device has tensor cores, with f32's range.
+    Tf32,
 }
 
 /// A matrix, or its transpose.
@@ -20,7 +30,7 @@ pub enum Operand {
 }
 
 impl Arena {
-    /// Queues a product on the device's library, true f32; false, and nothing queued, where the device has none.
+    /// Queues a product on the device's library, in its precision; false, and nothing queued, where the device has none.
     pub fn product(&mut self, product: &Product) -> bool {
         #[cfg(not(feature = "cuda"))]
         let _ = product;

@@ -1,4 +1,4 @@
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use cudarc::cublas::sys;
@@ -60,7 +60,7 @@ impl Blas {
                 _workspace: workspace,
             };
             check("cublasSetStream", sys::cublasSetStream_v2(handle, stream.raw().cast()))?;
-            let address = blas._workspace.address() as *mut std::ffi::c_void;
+            let address = blas._workspace.address() as *mut c_void;
             check("cublasSetWorkspace", sys::cublasSetWorkspace_v2(handle, address, WORKSPACE))?;
             let never = sys::cublasAtomicsMode_t::CUBLAS_ATOMICS_NOT_ALLOWED;
             check("cublasSetAtomicsMode", sys::cublasSetAtomicsMode(handle, never))?;
@@ -134,6 +134,48 @@ impl Blas {
                 &beta,
                 c.0 as *mut f32,
                 c.1 as c_int,
+            )
+        })
+    }
+
+    /// The same as [`Self::gemm_f32`] on tensor cores: operands are rounded to TF32, 10 bits behind the leading one, sums
+    /// are f32.
+    ///
+    /// # Safety
+    /// As for [`Self::gemm`].
+    pub unsafe fn gemm_tf32(
+        &self,
+        (op_a, op_b): (Op, Op),
+        (m, n, k): (usize, usize, usize),
+        (alpha, beta): (f32, f32),
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+    ) -> Result<(), DeviceError> {
+        self.count()?;
+        let f32 = sys::cudaDataType::CUDA_R_32F;
+        // SAFETY: as for `gemm`.
+        check("cublasGemmEx", unsafe {
+            sys::cublasGemmEx(
+                self.handle,
+                op(op_a),
+                op(op_b),
+                m as c_int,
+                n as c_int,
+                k as c_int,
+                (&raw const alpha).cast(),
+                a.0 as *const c_void,
+                f32,
+                a.1 as c_int,
+                b.0 as *const c_void,
+                f32,
+                b.1 as c_int,
+                (&raw const beta).cast(),
+                c.0 as *mut c_void,
+                f32,
+                c.1 as c_int,
+                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+                sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
         })
     }

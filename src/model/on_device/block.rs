@@ -40,7 +40,7 @@ impl DeviceBlock {
         layout.back_to(start);
         let rows = windows * window;
         let activations = Activations::place(layout, config, rows, rows.max(1));
-        layout.behind(end);
+        layout.skip_to(end);
         let (frequencies, rms_eps) = (config.rope, config.rms_eps);
         Ok(Self { heads: heads(config), frequencies, rms_eps, window, weights, factors, turns, activations })
     }

@@ -56,7 +56,7 @@ impl Places {
         let end = layout.mark();
         layout.back_to(start);
         let room = DeviceBlock::place(layout, config, window, batch)?;
-        layout.behind(end);
+        layout.skip_to(end);
         Ok(Self { room, stream, norm, normed, head, logits, factors })
     }
 }

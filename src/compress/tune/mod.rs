@@ -1,0 +1,115 @@
+//! Tuning by gradients: what a packed block gives is brought closer to what the original gives.
+//!
+//! [`Tuner::reconstruct`] minimises `‖block_q(x_q) − block(x)‖²` over the scales of packed layers, over latents whose signs
+//! are stored, and over the weights of layers that are still dense; [`Tuner::distill`] minimises the divergence of the
+//! packed model's distributions from the original's over all blocks at once. `block` is one block in an arena, forward and backward,
+//! `packed` a packed layer as parameters, `optimiser` Adam. It runs on the host and on CUDA.
+
+pub mod block;
+mod distill;
+pub mod flow;
+mod linear;
+mod model;
+mod optimiser;
+mod packed;
+mod plan;
+mod reconstruct;
+pub mod room;
+mod windows;
+
+use crate::device::DeviceError;
+use crate::device::arena::Precision;
+use crate::model::{Config, LinearName};
+use crate::ops::attention_backward::WIDEST_HEAD;
+
+pub use distill::{Distillation, Linears};
+pub use linear::Form;
+pub use optimiser::{LATENT, Rates};
+pub use plan::{Extent, working_set};
+pub use reconstruct::{Change, Reconstruction, TuneReport, Tuner, Verdict};
+pub use windows::Windows;
+
+/// How a block is tuned.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TuneParams {
+    /// How often every fit window is seen.
+    pub passes: usize,
+    /// Positions of one step, rounded down to whole windows, at least one.
+    pub batch: usize,
+    pub rates: Rates,
+    /// Of the order of windows.
+    pub seed: u64,
+    pub weighting: Weighting,
+    /// Of the products of training; held-out windows are always judged in f32.
+    pub precision: Precision,
+}
+
+/// What the error of a position counts in a reconstruction; distillation has its own measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weighting {
+    /// All the same: loss = `Σ_t ‖y_t − target_t‖² / Σ_t ‖target_t − mean‖²`. Positions with massive activations, such as
+    /// the first of a window in many models, may be most of it.
+    Uniform,
+    /// By its own size: loss = mean over t of `‖y_t − target_t‖² / ‖target_t‖²`, which is what the norm of the next block
+    /// lets through.
+    Relative,
+}
+
+impl Default for TuneParams {
+    /// Eight passes in steps of 16,384 positions, scales and signs at 1e-3: what the prototype was measured with.
+    fn default() -> Self {
+        let rates = Rates { scales: Some(1e-3), signs: Some(1e-3), dense: None };
+        let (weighting, precision) = (Weighting::Uniform, Precision::Tf32);
+        Self { passes: 8, batch: 16_384, rates, seed: 0, weighting, precision }
+    }
+}
+
+impl TuneParams {
+    /// For distilling: scales alone, at 2e-4.
+    pub fn distill() -> Self {
+        Self { rates: Rates { scales: Some(2e-4), signs: None, dense: None }, ..Self::default() }
+    }
+}
+
+/// Why a block was not tuned.
+#[derive(Debug, thiserror::Error)]
+pub enum TuneError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(
+        "tuning runs on the host or on a CUDA card, not on {device}: choose --device cuda or --device host"
+    )]
+    NoKernels { device: String },
+    #[error(
+        "the heads have {head_dim} numbers, tuning takes at most {WIDEST_HEAD}: pack this model without tuning"
+    )]
+    HeadDim { head_dim: usize },
+    #[error(
+        "the {what} of block {layer} holds {found} numbers, not whole windows of {positions} x {hidden} as many as the input"
+    )]
+    Windows { what: &'static str, layer: usize, found: usize, positions: usize, hidden: usize },
+    #[error(
+        "block {layer} has {windows} windows of which {fit} are to be fitted: at least one must be, and one held out"
+    )]
+    Parts { layer: usize, windows: usize, fit: usize },
+    #[error(
+        "the {what} of block {layer} is {value} at position {position}: look for NaN or overflow in the model"
+    )]
+    NonFinite { what: &'static str, layer: usize, position: usize, value: f32 },
+    #[error("nothing of block {layer} is trained: give a rate for what it is made of ({forms})")]
+    NothingTrained { layer: usize, forms: String },
+}
+
+/// What tuning lacks for a model.
+fn unsupported(config: &Config) -> Result<(), TuneError> {
+    match config.head_dim {
+        head_dim if head_dim > WIDEST_HEAD => Err(TuneError::HeadDim { head_dim }),
+        _ => Ok(()),
+    }
+}
+
+/// The forms of a block's layers in words, for messages.
+fn forms_in_words(forms: &[Form; 7]) -> String {
+    let packed = forms.iter().filter(|form| matches!(form, Form::Packed(_))).count();
+    format!("{packed} packed layers, {} dense ones", LinearName::ALL.len() - packed)
+}

@@ -1,0 +1,296 @@
+use super::TuneError;
+use super::block::{InputGradient, Sum, TunedBlock};
+use super::flow::Flow;
+use super::linear::Form;
+use super::optimiser::{Optimiser, Rates};
+use super::room::Room;
+use crate::device::arena::{Arena, Precision, View};
+use crate::model::{Config, Decoder, Linear};
+use crate::ops::adam::Adam;
+use crate::ops::divergence::{Divergence, divergence};
+use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
+use crate::ops::rms_norm_backward::{Added, RmsNormGradient, rms_norm_backward};
+use crate::ops::scale::{Scale, scale};
+
+/// Rows whose logits are on the device at the same time.
+const LOGIT_ROWS: usize = 2048;
+
+/// A whole model in an arena. Between blocks the residual stream of a batch is kept, and on the way back each block is
+/// computed again from what entered it (Chen et al. 2016): memory grows with the depth by one stream a block.
+#[derive(Clone, Debug)]
+pub(super) struct TunedModel {
+    blocks: Vec<TunedBlock>,
+    /// What enters each block, and what leaves the last: rows of a batch.
+    streams: Vec<View>,
+    /// The original's stream behind its last block.
+    pub teacher: View,
+    /// The gradient with respect to a stream.
+    slope: View,
+    /// Divergences of the rows of a batch.
+    lines: usize,
+    norm: usize,
+    head: View,
+    logits: Logits,
+    rms_eps: f64,
+    /// Rows that go through a block together.
+    rows: usize,
+}
+
+/// Room for a part of the rows: normed streams and logits, ours and the original's.
+#[derive(Clone, Copy, Debug)]
+struct Logits {
+    normed: [View; 2],
+    logits: [View; 2],
+}
+
+/// Windows of how many positions, in a batch and through a block together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batches {
+    pub positions: usize,
+    pub batch: usize,
+    pub at_once: usize,
+}
+
+impl TunedModel {
+    pub fn place(
+        room: &mut Room,
+        decoder: &Decoder,
+        rates: &Rates,
+        batches: Batches,
+    ) -> Result<Self, TuneError> {
+        let config = decoder.config();
+        let Config { hidden, vocab, layers, rms_eps, .. } = *config;
+        let rows = batches.batch * batches.positions;
+        let mut blocks = Vec::new();
+        for layer in 0..layers {
+            room.scratch.back_to(0);
+            let forms = Form::of(decoder.block(layer));
+            let window = (batches.positions, batches.at_once);
+            blocks.push(TunedBlock::place(room, (config, layer), &forms, rates, window)?);
+        }
+        room.scratch.back_to(0);
+        let some = LOGIT_ROWS.min(rows);
+        let logits = Logits {
+            normed: [(); 2].map(|()| room.scratch.matrix(some, hidden)),
+            logits: [(); 2].map(|()| room.scratch.matrix(some, vocab)),
+        };
+        Ok(Self {
+            blocks,
+            streams: (0..=layers).map(|_| room.kept.matrix(rows, hidden)).collect(),
+            teacher: room.kept.matrix(rows, hidden),
+            slope: room.kept.matrix(rows, hidden),
+            lines: room.kept.vector(rows),
+            norm: room.kept.vector(hidden),
+            head: room.kept.matrix(vocab, hidden),
+            logits,
+            rms_eps,
+            rows: batches.at_once * batches.positions,
+        })
+    }
+
+    /// Writes the model, and returns what is to be trained of each block.
+    pub fn load(&self, arena: &mut Arena, decoder: &Decoder) -> Vec<Vec<Adam>> {
+        arena.write(self.norm, decoder.norm());
+        if let Linear::Dense(head) = decoder.head() {
+            arena.write(self.head.at, &head.to_f32());
+        }
+        (self.blocks.iter().enumerate())
+            .map(|(layer, block)| block.load(arena, decoder.block(layer)))
+            .collect()
+    }
+
+    pub fn blocks(&self) -> &[TunedBlock] {
+        &self.blocks
+    }
+
+    /// Room for a number for each row of a batch.
+    pub fn lines(&self) -> usize {
+        self.lines
+    }
+
+    /// Where a batch enters.
+    pub fn input(&self) -> View {
+        self.streams[0]
+    }
+
+    /// From the stream that enters to the one that leaves.
+    pub fn forward(&self, arena: &mut Arena, rows: usize, precision: Precision) {
+        for (block, streams) in self.blocks.iter().zip(self.streams.windows(2)) {
+            block.compose(arena);
+            for (at, count) in self.rounds(rows) {
+                self.enter(arena, block, streams[0], (at, count));
+                block.forward(arena, count, precision);
+                copy(
+                    arena,
+                    block.flow().y.part((0, 0), (count, streams[1].cols)),
+                    part(streams[1], at, count),
+                );
+            }
+        }
+    }
+
+    /// The divergence of each row from the original's distribution goes to `out`; where there is a factor, the gradient
+    /// of `factor·Σ divergence` with respect to the last stream is made.
+    pub fn diverge(
+        &self,
+        arena: &mut Arena,
+        rows: usize,
+        (out, factor): (usize, Option<f32>),
+        precision: Precision,
+    ) {
+        let last = self.streams[self.blocks.len()];
+        let Logits { normed, logits } = self.logits;
+        for at in (0..rows).step_by(normed[0].rows) {
+            let count = normed[0].rows.min(rows - at);
+            let [normed, logits] = [normed, logits].map(|pair| pair.map(|of| part(of, 0, count)));
+            let [ours, theirs] = [last, self.teacher].map(|of| part(of, at, count));
+            let norm = |x, y| RmsNorm { x, weight: self.norm, y };
+            rms_norm_batch(arena, self.rms_eps, &[norm(ours, normed[0]), norm(theirs, normed[1])]);
+            let product = |k: usize| Gemm::new(normed[k], self.head, logits[k]).b_transposed();
+            gemm(arena, &[0, 1].map(|k| product(k).precision(precision)));
+            let slope = factor.unwrap_or(0.0);
+            let [logits, target] = logits;
+            divergence(arena, &[Divergence { logits, target, out: out + at, factor: slope }]);
+            if factor.is_some() {
+                gemm(arena, &[Gemm::new(logits, self.head, normed[0]).precision(precision)]);
+                let (dx, result) = (part(self.slope, at, count), Added::Replace);
+                let item = RmsNormGradient { x: ours, weight: self.norm, dy: normed[0], dx, result };
+                rms_norm_backward(arena, self.rms_eps, &[item]);
+            }
+        }
+    }
+
+    /// From the gradient with respect to the last stream back through all blocks; each takes its step as soon as its
+    /// gradients are there, since no block before it needs its parameters again.
+    pub fn backward(
+        &self,
+        arena: &mut Arena,
+        rows: usize,
+        precision: Precision,
+        optimisers: &mut [Optimiser],
+    ) {
+        // Blocks before the first that is trained need no gradient.
+        let first = optimisers.iter().position(|one| !one.is_empty()).unwrap_or(self.blocks.len());
+        for layer in (first..self.blocks.len()).rev() {
+            let block = &self.blocks[layer];
+            let input = if layer > first { InputGradient::Wanted } else { InputGradient::Unwanted };
+            block.compose(arena);
+            for (round, (at, count)) in self.rounds(rows).enumerate() {
+                self.enter(arena, block, self.streams[layer], (at, count));
+                block.forward(arena, count, precision);
+                let y = block.flow().y.part((0, 0), (count, self.slope.cols));
+                let slope = part(self.slope, at, count);
+                copy(arena, slope, y);
+                let sum = if round == 0 { Sum::Begin } else { Sum::Continue };
+                block.backward(arena, count, precision, (sum, input));
+                copy(arena, y, slope);
+            }
+            block.differentiate(arena, precision);
+            optimisers[layer].step(arena);
+        }
+    }
+
+    fn enter(&self, arena: &mut Arena, block: &TunedBlock, stream: View, (at, count): (usize, usize)) {
+        let Flow { x, .. } = *block.flow();
+        copy(arena, part(stream, at, count), part(x, 0, count));
+    }
+
+    /// The first row and the number of rows of each round.
+    fn rounds(&self, rows: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let most = self.rows;
+        (0..rows).step_by(most).map(move |at| (at, most.min(rows - at)))
+    }
+}
+
+fn part(of: View, at: usize, rows: usize) -> View {
+    of.part((at, 0), (rows, of.cols))
+}
+
+fn copy(arena: &mut Arena, from: View, to: View) {
+    scale(arena, &[Scale::new(from, to)]);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use faer::Mat;
+
+    use super::*;
+    use crate::compress::factors;
+    use crate::compress::round::round_to_payload;
+    use crate::compress::tune::room::placed;
+    use crate::device::Device;
+    use crate::model::{Checkpoint, LinearName, SplitMix64};
+
+    const RATES: Rates = Rates { scales: Some(1e-3), signs: None, dense: None };
+    const BATCHES: Batches = Batches { positions: 12, batch: 3, at_once: 2 };
+
+    /// The embedded model with random factors in two of its four blocks.
+    fn half_packed(original: &Decoder) -> Decoder {
+        let mut decoder = original.clone();
+        let mut random = SplitMix64::new(3);
+        for (layer, name) in [1, 3].into_iter().flat_map(|layer| LinearName::ALL.map(|name| (layer, name))) {
+            let [m, n] = name.shape(original.config());
+            let mut sign = |_, _| if random.next_u64() & 1 == 1 { 1.0 } else { -1.0 };
+            let (u, v) = (Mat::from_fn(m, 8, &mut sign), Mat::from_fn(n, 8, &mut sign));
+            let mut scales = |len: usize| (0..len).map(|_| 0.5 + random.uniform()).collect::<Vec<f64>>();
+            let (h, g) = (scales(m), scales(n));
+            let l = scales(8).iter().map(|l| l * 0.3 / (n as f64).sqrt()).collect();
+            let payload = round_to_payload(&[factors::Path { h, u, l, v, g }]).unwrap();
+            decoder.set_linear(layer, name, Linear::Packed { payload, in_features: n }).unwrap();
+        }
+        decoder
+    }
+
+    /// The sum of the divergences of a batch.
+    fn loss(arena: &mut Arena, model: &TunedModel, rows: usize) -> f64 {
+        model.forward(arena, rows, Precision::F32);
+        model.diverge(arena, rows, (model.lines(), None), Precision::F32);
+        arena.read(model.lines(), rows).unwrap().iter().map(|kl| f64::from(*kl)).sum()
+    }
+
+    #[test]
+    fn gradients_through_all_blocks_are_central_differences() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny");
+        let original = Decoder::load(&Checkpoint::open(&folder).unwrap()).unwrap();
+        let decoder = half_packed(&original);
+        let tokens: Vec<u32> = (0..36).map(|k| 100 + k * 37 % 700).collect();
+        let run = crate::model::Run::Windows { len: 12 };
+        let teacher = original.hidden(&tokens, run, &mut crate::model::NoCapture).unwrap();
+        let (model, len) = placed(|room| TunedModel::place(room, &decoder, &RATES, BATCHES)).unwrap();
+        let mut arena = Arena::new(&Device::Host, len).unwrap();
+        arena.write(0, &vec![f32::NAN; len]);
+        let items = model.load(&mut arena, &decoder);
+        arena.write(model.teacher.at, &teacher);
+        arena.write(model.input().at, &decoder.embed(&tokens).unwrap());
+        // Steps of no length, after which the optimiser's mean is a tenth of the gradient.
+        let still = |items: &Vec<Adam>| items.iter().map(|item| Adam { rate: 0.0, ..*item }).collect();
+        let mut optimisers: Vec<Optimiser> =
+            items.iter().map(|items| Optimiser::new(still(items), 1)).collect();
+        model.forward(&mut arena, 36, Precision::F32);
+        model.diverge(&mut arena, 36, (model.lines(), Some(1.0)), Precision::F32);
+        model.backward(&mut arena, 36, Precision::F32, &mut optimisers);
+        for layer in [1, 3] {
+            for item in &items[layer] {
+                let gradient: Vec<f64> =
+                    arena.read(item.mean, item.len).unwrap().iter().map(|m| f64::from(*m) * 10.0).collect();
+                let size = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
+                let start = arena.read(item.parameters, item.len).unwrap();
+                // Along the gradient, by a thousandth of the parameters' size.
+                let length = start.iter().map(|p| f64::from(*p).powi(2)).sum::<f64>().sqrt();
+                let mut at = |step: f64| {
+                    let moved =
+                        start.iter().zip(&gradient).map(|(p, g)| p + (step * length * g / size) as f32);
+                    arena.write(item.parameters, &moved.collect::<Vec<f32>>());
+                    loss(&mut arena, &model, 36)
+                };
+                let slope = (at(1e-3) - at(-1e-3)) / (2e-3 * length);
+                arena.write(item.parameters, &start);
+                // f32 sums on one side, the third derivative on the other.
+                assert!((slope / size - 1.0).abs() < 5e-3, "block {layer}, {item:?}: {slope}, found {size}");
+            }
+        }
+    }
+}

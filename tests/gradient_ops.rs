@@ -1,0 +1,349 @@
+//! The ops of tuning on every device that has them, one body for all: gradients against central differences of the formula
+//! written plainly in f64, at sizes that are no multiple of any tile, results poisoned with NaN.
+
+mod common;
+#[path = "common/sheet.rs"]
+mod sheet;
+
+use lapidary::device::arena::{Precision, View};
+use lapidary::ops::adam::{Adam, adam};
+use lapidary::ops::attention::{Heads, Mask};
+use lapidary::ops::attention_backward::{
+    ATTENTION_GRADIENT_TOLERANCE, AttentionGradient, KeptAttention, attention_backward, attention_kept,
+};
+use lapidary::ops::divergence::{Divergence, divergence};
+use lapidary::ops::factor_gradient::{FactorGradient, factor_gradient};
+use lapidary::ops::gated_backward::{Activation, KeptGate, gated_backward, gated_kept};
+use lapidary::ops::gemm::{Gemm, gemm};
+use lapidary::ops::rms_norm_backward::{Added, RmsNormGradient, rms_norm_backward};
+use lapidary::ops::squared_error::{SquaredError, squared_error};
+use sheet::{Sheet, assert_close};
+
+/// Relative to numbers of order one: sums of a few hundred f32 products.
+const TOLERANCE: f64 = 8e-6;
+
+/// The same for gates: the exponent of GELU, a cubic, is off by a few of its last bits, and so is what it multiplies.
+const GATE_TOLERANCE: f64 = 2e-5;
+
+/// Step of a central difference in f64: its error is the third derivative's times the square, 1e-10.
+const STEP: f64 = 1e-5;
+
+/// Runs a body once a device that has the kernels of tuning.
+fn on_every_device(body: impl Fn(&mut Sheet)) {
+    for device in common::tuning_devices() {
+        body(&mut Sheet::new(&device));
+    }
+}
+
+fn wide(numbers: &[f32]) -> Vec<f64> {
+    numbers.iter().map(|x| f64::from(*x)).collect()
+}
+
+/// The derivative of `loss` by number `k` of x.
+fn difference(x: &[f64], k: usize, loss: impl Fn(&[f64]) -> f64) -> f64 {
+    let at = |by: f64| {
+        let mut moved = x.to_vec();
+        moved[k] += by;
+        loss(&moved)
+    };
+    (at(STEP) - at(-STEP)) / (2.0 * STEP)
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[test]
+fn norms_pass_gradients_back() {
+    on_every_device(|sheet| {
+        for (rows, cols, result) in [(1, 1, Added::Replace), (13, 37, Added::Add), (9, 70, Added::Replace)] {
+            let ((x, xs), (dy, dys)) = (sheet.spaced(rows, cols), sheet.spaced(rows, cols));
+            let (weight, w) = sheet.random(1, cols);
+            let (dx, before) = sheet.spaced(rows, cols);
+            let item = RmsNormGradient { x, weight: weight.at, dy, dx, result };
+            rms_norm_backward(&mut sheet.arena, 1e-5, &[item]);
+            let mut expected = if result == Added::Add { wide(&before) } else { vec![0.0; before.len()] };
+            for (i, (row, slope)) in wide(&xs).chunks(cols).zip(wide(&dys).chunks(cols)).enumerate() {
+                let loss = |x: &[f64]| {
+                    let scale = 1.0 / (dot(x, x) / cols as f64 + 1e-5).sqrt();
+                    let terms = x.iter().zip(&w).zip(slope).map(|((x, w), d)| x * scale * f64::from(*w) * d);
+                    terms.sum::<f64>()
+                };
+                (0..cols).for_each(|k| expected[i * cols + k] += difference(row, k, loss));
+            }
+            assert_close("norm", &sheet.read(dx), &expected, TOLERANCE);
+            // In the place of what it is computed from.
+            let item = RmsNormGradient { x, weight: weight.at, dy, dx: dy, result: Added::Replace };
+            rms_norm_backward(&mut sheet.arena, 1e-5, &[item]);
+            let plain: Vec<f64> = match result {
+                Added::Add => expected.iter().zip(&before).map(|(e, b)| e - f64::from(*b)).collect(),
+                Added::Replace => expected,
+            };
+            assert_close("norm in place", &sheet.read(dy), &plain, TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn gates_pass_gradients_back() {
+    let silu = |g: f64| g / (1.0 + (-g).exp());
+    let gelu =
+        |g: f64| 0.5 * g * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh());
+    let activations: [(Activation, &dyn Fn(f64) -> f64); 2] =
+        [(Activation::Silu, &silu), (Activation::GeluTanh, &gelu)];
+    on_every_device(|sheet| {
+        for (activation, formula) in activations {
+            let (rows, cols) = (37, 131);
+            let gates: Vec<f32> = (0..rows * cols).map(|k| (k as f32 - 2400.0) * 0.005).collect();
+            let (gate, (up, ups)) = (sheet.given(rows, cols, &gates), sheet.spaced(rows, cols));
+            let out = sheet.blank(rows, cols);
+            let item = KeptGate { gate, up, out };
+            gated_kept(&mut sheet.arena, activation, &[item]);
+            let numbers = || gates.iter().zip(&ups).map(|(g, u)| (f64::from(*g), f64::from(*u)));
+            let expected: Vec<f64> = numbers().map(|(g, u)| formula(g) * u).collect();
+            assert_close("gated", &sheet.read(out), &expected, GATE_TOLERANCE);
+            assert_eq!((sheet.read(gate), sheet.read(up)), (gates.clone(), ups.clone()), "both inputs stay");
+            let slopes = sheet.numbers(rows * cols);
+            sheet.arena.write(out.at, &slopes);
+            gated_backward(&mut sheet.arena, activation, &[item]);
+            let (by_gate, by_up): (Vec<f64>, Vec<f64>) = numbers()
+                .zip(wide(&slopes))
+                .map(|((g, u), d)| (difference(&[g], 0, |g| d * u * formula(g[0])), d * formula(g)))
+                .unzip();
+            assert_close("by gate", &sheet.read(gate), &by_gate, GATE_TOLERANCE);
+            assert_close("by up", &sheet.read(up), &by_up, GATE_TOLERANCE);
+        }
+    });
+}
+
+/// A window of attention, with what it is made from.
+struct Case {
+    heads: Heads,
+    mask: Mask,
+    rows: usize,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    dout: Vec<f64>,
+}
+
+impl Case {
+    /// The output of query `t` of a head.
+    fn output(&self, t: usize, head: usize, [q, k, v]: [&[f64]; 3]) -> Vec<f64> {
+        let (dim, width, kv_width) = (self.heads.head_dim, self.heads.width(), self.heads.kv_width());
+        let kv = head / (self.heads.heads / self.heads.kv_heads) * dim;
+        let reach = match self.mask {
+            Mask::Causal => self.rows,
+            Mask::Sliding { window } => window,
+        };
+        let keys = (t + 1).saturating_sub(reach)..t + 1;
+        let query = &q[t * width + head * dim..][..dim];
+        let weights: Vec<f64> = (keys.clone())
+            .map(|s| (dot(query, &k[s * kv_width + kv..][..dim]) / (dim as f64).sqrt()).exp())
+            .collect();
+        let total: f64 = weights.iter().sum();
+        let value = |j: usize| {
+            let terms = keys.clone().zip(&weights).map(|(s, w)| w * v[s * kv_width + kv + j]);
+            terms.sum::<f64>() / total
+        };
+        (0..dim).map(value).collect()
+    }
+
+    /// The part of the loss `Σ dout∘out` that depends on one row of q, k or v, of some query heads.
+    fn loss(&self, parts: [&[f64]; 3], queries: std::ops::Range<usize>, heads: &[usize]) -> f64 {
+        let (dim, width) = (self.heads.head_dim, self.heads.width());
+        let term = |t: usize, head: usize| {
+            dot(&self.output(t, head, parts), &self.dout[t * width + head * dim..][..dim])
+        };
+        queries.flat_map(|t| heads.iter().map(move |head| term(t, *head))).sum()
+    }
+
+    /// The derivative by number `index` of part 0 (q), 1 (k) or 2 (v).
+    fn difference(&self, part: usize, index: usize) -> f64 {
+        let parts = [&self.q[..], &self.k, &self.v];
+        let width = if part == 0 { self.heads.width() } else { self.heads.kv_width() };
+        let (row, head, share) =
+            (index / width, index % width / self.heads.head_dim, self.heads.heads / self.heads.kv_heads);
+        let (queries, heads) = match part {
+            0 => (row..row + 1, vec![head]),
+            _ => (row..self.rows, (head * share..(head + 1) * share).collect()),
+        };
+        difference(parts[part], index, |moved| {
+            let mut parts = parts;
+            parts[part] = moved;
+            self.loss(parts, queries.clone(), &heads)
+        })
+    }
+}
+
+#[test]
+fn attention_passes_gradients_back() {
+    let cases = [
+        (Heads { heads: 4, kv_heads: 2, head_dim: 8 }, Mask::Causal, 1),
+        (Heads { heads: 4, kv_heads: 2, head_dim: 8 }, Mask::Causal, 70),
+        (Heads { heads: 4, kv_heads: 2, head_dim: 10 }, Mask::Sliding { window: 9 }, 131),
+        (Heads { heads: 3, kv_heads: 1, head_dim: 64 }, Mask::Causal, 150),
+        (Heads { heads: 2, kv_heads: 2, head_dim: 126 }, Mask::Causal, 65),
+        (Heads { heads: 2, kv_heads: 1, head_dim: 250 }, Mask::Sliding { window: 70 }, 130),
+    ];
+    on_every_device(|sheet| {
+        for (heads, mask, rows) in cases {
+            // Two windows in one table, rows further apart than they are long.
+            let cases: Vec<_> = (0..2).map(|_| attention_case(sheet, (heads, mask, rows))).collect();
+            let items: Vec<AttentionGradient> = cases.iter().map(|case| case.1).collect();
+            let forward: Vec<KeptAttention> = items.iter().map(|item| item.forward).collect();
+            attention_kept(&mut sheet.arena, heads, mask, &forward);
+            attention_backward(&mut sheet.arena, heads, mask, &items);
+            for (case, item) in &cases {
+                let what = format!("{rows} rows, {heads:?}, {mask:?}");
+                let parts = [&case.q[..], &case.k, &case.v];
+                let outputs: Vec<f64> = (0..rows)
+                    .flat_map(|t| (0..heads.heads).flat_map(move |h| case.output(t, h, parts)))
+                    .collect();
+                assert_close(&what, &sheet.read(item.forward.out), &outputs, TOLERANCE);
+                for (part, view) in [item.dq, item.dk, item.dv].into_iter().enumerate() {
+                    let found = sheet.read(view);
+                    assert!(found.iter().all(|x| x.is_finite()), "{what}: all of gradient {part} is written");
+                    for index in (0..found.len()).step_by(found.len() / 60 + 1) {
+                        let expected = case.difference(part, index);
+                        let name = format!("{what}, gradient {part}, number {index}");
+                        assert_close(&name, &found[index..][..1], &[expected], ATTENTION_GRADIENT_TOLERANCE);
+                    }
+                }
+            }
+        }
+    });
+}
+
+fn attention_case(sheet: &mut Sheet, (heads, mask, rows): (Heads, Mask, usize)) -> (Case, AttentionGradient) {
+    let (q, x) = sheet.spaced(rows, heads.width());
+    let ((k, y), (v, z)) = (sheet.spaced(rows, heads.kv_width()), sheet.spaced(rows, heads.kv_width()));
+    let (dout, d) = sheet.spaced(rows, heads.width());
+    let spaced =
+        |sheet: &mut Sheet, cols: usize| -> View { sheet.blank(rows, cols + 5).part((0, 0), (rows, cols)) };
+    let [out, dq] = [(); 2].map(|()| spaced(sheet, heads.width()));
+    let [dk, dv] = [(); 2].map(|()| spaced(sheet, heads.kv_width()));
+    let [log_sums, inner] = [(); 2].map(|()| sheet.blank(rows, heads.heads).at);
+    let forward = KeptAttention { q, k, v, out, log_sums };
+    let item = AttentionGradient { forward, dout, dq, dk, dv, inner };
+    let case = Case { heads, mask, rows, q: wide(&x), k: wide(&y), v: wide(&z), dout: wide(&d) };
+    (case, item)
+}
+
+#[test]
+fn errors_are_squared_and_become_their_gradient() {
+    on_every_device(|sheet| {
+        for weighted in [false, true] {
+            let ((y, ys), (target, ts)) = (sheet.spaced(19, 77), sheet.spaced(19, 77));
+            let (weights, ws) = sheet.random(1, 19);
+            let out = sheet.blank(1, 19);
+            let weights = weighted.then_some(weights.at);
+            squared_error(&mut sheet.arena, &[SquaredError { y, target, out: out.at, factor: 0.5, weights }]);
+            let weight = |row: usize| if weighted { f64::from(ws[row]) } else { 1.0 };
+            let apart: Vec<f64> = ys.iter().zip(&ts).map(|(y, t)| f64::from(*y) - f64::from(*t)).collect();
+            let rows = || apart.chunks(77).enumerate();
+            let sums: Vec<f64> = rows().map(|(i, row)| weight(i) * dot(row, row)).collect();
+            assert_close("errors", &sheet.read(out), &sums, TOLERANCE);
+            let halves: Vec<f64> =
+                rows().flat_map(|(i, row)| row.iter().map(move |a| 0.5 * weight(i) * a)).collect();
+            assert_close("gradient", &sheet.read(y), &halves, TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn logits_diverge_and_get_their_gradient() {
+    on_every_device(|sheet| {
+        for (rows, cols, size) in [(1, 1, 1.0), (7, 300, 20.0), (3, 5003, 5.0)] {
+            let (mut logits, mut target) = (sheet.numbers(rows * cols), sheet.numbers(rows * cols));
+            logits.iter_mut().chain(&mut target).for_each(|z| *z *= size);
+            let [z, t] = [&logits, &target].map(|numbers| {
+                let view = sheet.blank(rows, cols + 1).part((0, 0), (rows, cols));
+                numbers
+                    .chunks(cols)
+                    .enumerate()
+                    .for_each(|(i, row)| sheet.arena.write(view.at + i * (cols + 1), row));
+                view
+            });
+            let out = sheet.blank(1, rows);
+            divergence(&mut sheet.arena, &[Divergence { logits: z, target: t, out: out.at, factor: 0.5 }]);
+            let softmax = |z: &[f32]| -> Vec<f64> {
+                let total: f64 = z.iter().map(|z| f64::from(*z).exp()).sum();
+                z.iter().map(|z| f64::from(*z).exp() / total).collect()
+            };
+            let (mut sums, mut slopes) = (Vec::new(), Vec::new());
+            for (z, t) in logits.chunks(cols).zip(target.chunks(cols)) {
+                let (q, p) = (softmax(z), softmax(t));
+                sums.push(p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum());
+                slopes.extend(q.iter().zip(&p).map(|(q, p)| 0.5 * (q - p)));
+            }
+            assert_close("divergence", &sheet.read(out), &sums, 2.0 * TOLERANCE);
+            assert_close("gradient", &sheet.read(z), &slopes, TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn factors_of_packed_layers_get_their_gradients() {
+    on_every_device(|sheet| {
+        let (m, r) = (37, 40);
+        let ((latents, a), (product, p)) = (sheet.random(m, r), sheet.random(m, r));
+        let ((scales, h), (latent_scales, l)) = (sheet.random(1, m), sheet.random(1, r));
+        let out = sheet.blank(1, m);
+        let (scales, latent_scales) = (scales.at, latent_scales.at);
+        let item = FactorGradient { latents, product, scales, latent_scales, out: out.at };
+        factor_gradient(&mut sheet.arena, &[item]);
+        let entry = |i: usize, k: usize| f64::from(l[k]) * f64::from(p[i * r + k]);
+        let sign = |x: f32| if x < 0.0 { -1.0 } else { 1.0 };
+        let sums: Vec<f64> = (0..m).map(|i| (0..r).map(|k| sign(a[i * r + k]) * entry(i, k)).sum()).collect();
+        let all: Vec<f64> = (0..m * r).map(|at| f64::from(h[at / r]) * entry(at / r, at % r)).collect();
+        assert_close("scales", &sheet.read(out), &sums, TOLERANCE);
+        assert_close("latents", &sheet.read(product), &all, TOLERANCE);
+    });
+}
+
+#[test]
+fn steps_of_adam_are_the_hosts() {
+    on_every_device(|sheet| {
+        let len = 5000;
+        let (x, start) = sheet.random(1, len);
+        let [mean, square] = [(); 2].map(|()| sheet.blank(1, len).at);
+        let (mut expected, mut m, mut v) = (wide(&start), vec![0.0; len], vec![0.0; len]);
+        for step in 0..5 {
+            let (gradient, g) = sheet.random(1, len);
+            let item = Adam { parameters: x.at, gradient: gradient.at, mean, square, len, rate: 0.01 };
+            adam(&mut sheet.arena, step, &[item]);
+            for k in 0..len {
+                let slope = f64::from(g[k]);
+                m[k] = 0.9 * m[k] + 0.1 * slope;
+                v[k] = 0.999 * v[k] + 0.001 * slope * slope;
+                let [c1, c2] = [0.9f64, 0.999].map(|b| 1.0 / (1.0 - b.powi(step as i32 + 1)));
+                expected[k] -= 0.01 * (c1 * m[k]) / ((c2 * v[k]).sqrt() + 1e-10);
+            }
+        }
+        assert_close("adam", &sheet.read(x), &expected, TOLERANCE);
+    });
+}
+
+/// Operands in [-1, 1) rounded to 11 bits each, sums of 576 products: 2·2^-11·sqrt(576/9) at one standard deviation.
+const TF32_TOLERANCE: f64 = 5.0 * 0.008;
+
+#[test]
+fn rounded_products_stay_close() {
+    for device in common::tuning_devices() {
+        let mut sheet = Sheet::new(&device);
+        // Large enough for a card's library.
+        let ((a, x), (b, y)) = (sheet.random(1000, 576), sheet.random(500, 576));
+        let c = sheet.blank(1000, 500);
+        let item = Gemm::new(a, b, c).b_transposed().precision(Precision::Tf32);
+        gemm(&mut sheet.arena, &[item]);
+        let (found, mut worst) = (sheet.read(c), 0.0f64);
+        for at in (0..found.len()).step_by(397) {
+            let (i, j) = (at / 500, at % 500);
+            let exact = dot(&wide(&x[i * 576..][..576]), &wide(&y[j * 576..][..576]));
+            worst = worst.max((f64::from(found[at]) - exact).abs());
+        }
+        println!("{}: {worst:.1e} at most off in products of about 8", device.name());
+        assert!(worst <= TF32_TOLERANCE, "{worst:e}");
+    }
+}
