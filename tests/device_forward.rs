@@ -11,7 +11,7 @@ use lapidary::compress::device_calibration::{
     CaptureError, DeviceCalibration, GRAM_TOLERANCE, STREAM_TOLERANCE,
 };
 use lapidary::compress::recipe::Tokens;
-use lapidary::compress::streams::{Blocks, SiteGrams, Streams};
+use lapidary::compress::streams::{Blocks, SiteGrams, Streams, Which};
 use lapidary::device::{Device, DeviceError};
 use lapidary::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
 use lapidary::model::sample::SampleParams;
@@ -88,7 +88,8 @@ fn compare_on(checkpoint: &Checkpoint, calibration: &Calibration) {
         let two = blocks.original.is_some();
         let mut streams = Streams::new(embedded.clone(), two);
         let expected = streams.capture_grams(blocks, calibration, &Site::ALL).unwrap();
-        streams.advance(blocks, calibration);
+        streams.advance(Which::Packed, blocks.packed, calibration);
+        streams.advance(Which::Original, whole.block(0), calibration);
         for device in common::devices() {
             let config = checkpoint.config();
             let mut run = DeviceCalibration::new(&device, config, calibration, &embedded, two).unwrap();
@@ -104,7 +105,8 @@ fn compare_on(checkpoint: &Checkpoint, calibration: &Calibration) {
                 assert_eq!(of(&alone), of(&grams), "{what}: {site:?} does not depend on the others");
                 assert_eq!(alone.iter().flatten().count(), 1);
             }
-            run.advance(blocks).unwrap();
+            run.advance(Which::Packed, blocks.packed).unwrap();
+            run.advance(Which::Original, whole.block(0)).unwrap();
             let found = run.streams().unwrap();
             assert_stream(&what, &found.packed, &streams.packed);
             if let (Some(found), Some(expected)) = (&found.original, &streams.original) {

@@ -163,6 +163,15 @@ fn killed_with_two_streams_and_a_text_of_its_own_it_resumes_to_the_same_bytes() 
     killed_at_any_moment(&["--recipe", "nvg2", "--fit-tokens", "1024", "--heldout-tokens", "256"]);
 }
 
+#[test]
+fn killed_between_gradients_it_resumes_to_the_same_bytes() {
+    let mut recipe = vec!["--recipe", "best", "--fit-tokens", "1024", "--heldout-tokens", "256"];
+    for set in ["reconstruct.passes=2", "reconstruct.batch=512", "distill.passes=2", "distill.batch=512"] {
+        recipe.extend(["--set", set]);
+    }
+    killed_at_any_moment(&recipe);
+}
+
 fn killed_at_any_moment(recipe: &[&str]) {
     let folder = Folder::new();
     success(folder.pack("whole", recipe));

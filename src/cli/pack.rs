@@ -73,6 +73,8 @@ enum RecipeArg {
     Nvg,
     /// The same beside the original model: each layer is fitted to undo what the packed ones before it changed
     Nvg2,
+    /// nvg2, then gradients: scales and signs of each block, and scales of the whole model (host or CUDA)
+    Best,
     /// Data-free baseline
     DualSvid,
 }
@@ -108,6 +110,7 @@ fn recipe(args: &Args) -> Result<Recipe> {
     let mut recipe = Recipe::of(match args.recipe {
         RecipeArg::Nvg => RecipeName::Nvg,
         RecipeArg::Nvg2 => RecipeName::Nvg2,
+        RecipeArg::Best => RecipeName::Best,
         RecipeArg::DualSvid => RecipeName::DualSvid,
     });
     for set in &args.set {
@@ -177,6 +180,18 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
     lines.push(format!("model  {:.3} bits a weight, everything counted", totals.model_bits));
     if let (Some(fit), Some(heldout)) = (totals.mean_fit_rel, totals.mean_heldout_rel) {
         lines.push(format!("error  {heldout:.4} of the output on held-out text, {fit:.4} on the text fitted to (mean over layers)"));
+    }
+    let tuned: Vec<_> = packing.tuned.iter().filter(|tuned| tuned.layer.is_some()).collect();
+    if !tuned.is_empty() {
+        let mean = |k: usize| tuned.iter().map(|tuned| tuned.heldout[k]).sum::<f64>() / tuned.len() as f64;
+        let kept = tuned.iter().filter(|tuned| tuned.dropped.is_none()).count();
+        let (before, after) = (mean(0), mean(1));
+        lines.push(format!("tuned  {kept} of {} blocks: held-out loss {before:.4} -> {after:.4} (mean); errors above are from before", tuned.len()));
+    }
+    if let Some(tuned) = packing.tuned.iter().find(|tuned| tuned.layer.is_none()) {
+        let [before, after] = tuned.heldout;
+        let kept = if tuned.dropped.is_none() { "" } else { ", not kept" };
+        lines.push(format!("model  distilled: held-out divergence {before:.4} -> {after:.4} nats{kept}"));
     }
     let clipped = packing.clipped();
     if clipped > 0 {

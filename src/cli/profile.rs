@@ -21,6 +21,7 @@ struct State {
     blocks: BTreeMap<usize, Block>,
     /// Since when the model writes its calibration text, and how long that took.
     text: (Option<Instant>, f64),
+    layers: usize,
     writing: Option<Instant>,
     tensors: Vec<Tensor>,
 }
@@ -28,7 +29,7 @@ struct State {
 #[derive(Clone, Default)]
 struct Block {
     /// Seconds in the order of [`Stage`].
-    stages: [f64; 4],
+    stages: [f64; 5],
     report: Report,
     flips: [usize; 2],
 }
@@ -47,6 +48,7 @@ impl<'a> Profile<'a> {
             stage: None,
             blocks: BTreeMap::new(),
             text: (None, 0.0),
+            layers: 0,
             writing: None,
             tensors: Vec::new(),
         };
@@ -65,7 +67,7 @@ impl<'a> Profile<'a> {
         format!(
             "{}\n\n{}\n{text}writing the output: {writing:.2} s\n{NOTE}",
             tensors(&state.tensors),
-            blocks(&state.blocks)
+            blocks(&state.blocks, state.layers)
         )
     }
 }
@@ -90,7 +92,8 @@ impl Observer for Profile<'_> {
         if let Ok(mut state) = self.state.lock() {
             match event {
                 Event::BeginText { .. } => state.text.0 = Some(Instant::now()),
-                Event::Begin { .. } => {
+                Event::Begin { layers } => {
+                    state.layers = layers;
                     state.text.1 = state.text.0.map_or(0.0, |since| since.elapsed().as_secs_f64());
                 }
                 Event::Stage { layer, stage } => {
@@ -110,6 +113,7 @@ impl Observer for Profile<'_> {
                     let name = name.to_owned();
                     state.tensors.push(Tensor { name, seconds: took.as_secs_f64(), flips, moved });
                 }
+                Event::Tuned { .. } => state.end_stage(),
                 Event::Writing => {
                     state.end_stage();
                     state.writing = Some(Instant::now());
@@ -135,15 +139,16 @@ fn tensors(tensors: &[Tensor]) -> Table {
     table
 }
 
-fn blocks(blocks: &BTreeMap<usize, Block>) -> Table {
+fn blocks(blocks: &BTreeMap<usize, Block>, layers: usize) -> Table {
     let steps = Step::ALL.map(Step::name);
     let mut head = vec!["block", "calibrate", "target"];
     head.extend(steps);
-    head.extend(["encode", "run packed", "flips kept", "MB moved", "launches"]);
+    head.extend(["encode", "tune", "run packed", "flips kept", "MB moved", "launches"]);
     let mut table = Table::new(&head);
     let mut total = Block::default();
     for (layer, block) in blocks {
-        table.row(row(&(layer + 1).to_string(), block));
+        let name = if *layer < layers { (layer + 1).to_string() } else { "model".to_owned() };
+        table.row(row(&name, block));
         total.report.add(&block.report);
         total.stages.iter_mut().zip(block.stages).for_each(|(sum, s)| *sum += s);
         total.flips.iter_mut().zip(block.flips).for_each(|(sum, flips)| *sum += flips);
@@ -160,6 +165,7 @@ fn row(name: &str, block: &Block) -> Vec<String> {
     let moved = block.report.traffic.bytes_up + block.report.traffic.bytes_down;
     row.extend([
         stage(Stage::Encode),
+        stage(Stage::Tune),
         stage(Stage::Advance),
         (block.flips[0] + block.flips[1]).to_string(),
         format!("{:.0}", moved as f64 / 1e6),

@@ -5,6 +5,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use lapidary::compress::journal::Record;
 use lapidary::compress::observer::{Event, Observer, Stage};
+use lapidary::compress::tuning::Tuned;
 
 /// A bar with rate and time left; nothing at all when stderr is not a terminal.
 pub fn bar(length: u64, unit: &str) -> ProgressBar {
@@ -67,9 +68,14 @@ impl Observer for PackProgress {
                     Stage::Calibrate => "calibrating",
                     Stage::Target => "aiming",
                     Stage::Encode => "encoding",
+                    Stage::Tune => "tuning",
                     Stage::Advance => "running packed",
                 };
-                state.bar.set_message(format!("block {}/{} {doing}", layer + 1, state.layers));
+                let place = match layer < state.layers {
+                    true => format!("block {}/{}", layer + 1, state.layers),
+                    false => "model".to_owned(),
+                };
+                state.bar.set_message(format!("{place} {doing}"));
             }
             Event::Tensor { name, record, took, .. } => {
                 state.bar.inc(1);
@@ -82,6 +88,10 @@ impl Observer for PackProgress {
                 }
             }
             Event::Encoded { .. } => {}
+            Event::Tuned { tuned } if self.lines || tuned.dropped.is_some() => {
+                Self::say(&state, &tuned_line(tuned));
+            }
+            Event::Tuned { .. } => {}
             Event::Warning(text) => Self::say(&state, &format!("warning: {text}")),
             Event::Writing => state.bar.finish_and_clear(),
         }
@@ -94,6 +104,13 @@ fn worth_a_line(record: &Record) -> bool {
         Record::Dense { .. } => true,
         Record::Packed { quality, .. } => quality.retried.is_some(),
     }
+}
+
+fn tuned_line(tuned: &Tuned) -> String {
+    let what = tuned.layer.map_or_else(|| "model".to_owned(), |layer| format!("block {}", layer + 1));
+    let [before, after] = tuned.heldout;
+    let dropped = tuned.dropped.as_ref().map_or_else(String::new, |why| format!(", not kept: {why}"));
+    format!("{what}: held-out loss {before:.4} -> {after:.4} by gradients{dropped}")
 }
 
 fn tensor_line(name: &str, record: &Record, took: Option<Duration>) -> String {

@@ -19,7 +19,7 @@ pub struct SourceArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Temperature at which it writes; 1 is its own distribution
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     temperature: f32,
 }
 
@@ -35,7 +35,7 @@ impl SourceArgs {
             return Err(miette!("--text: the model writes one text, so give self once"));
         }
         if named.is_empty() {
-            return Ok(if recipe.needs_text() { Source::mixed(None, write) } else { Vec::new() });
+            return Ok(if recipe.calibrates() { Source::mixed(None, write) } else { Vec::new() });
         }
         if named.iter().all(|(name, share)| *name != SELF && share.is_none()) {
             let files: Vec<PathBuf> = named.iter().map(|(name, _)| PathBuf::from(name)).collect();

@@ -11,7 +11,7 @@ use super::calibration::{CalibrationParams, Draft, Source};
 use super::context::Context;
 use super::recipe::Recipe;
 use super::schedule::{Done, Scheduler, Wanted, encode_stage};
-use super::streams::{Blocks, SiteGrams, Streams};
+use super::streams::{Blocks, SiteGrams, Streams, Which};
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
 use super::threads::WholeProducts;
 use crate::blr::Budget;
@@ -119,7 +119,7 @@ pub fn compare(
                 (Outcome::Dense(reason), _) => missing.push(format!("{name_of}: {reason}")),
             }
         }
-        streams.advance(Blocks::one(decoder.block(layer)), &calibration);
+        streams.advance(Which::Packed, decoder.block(layer), &calibration);
     }
     Ok(Comparison { tensors, reference_s, device_s, missing, packed: decoder })
 }

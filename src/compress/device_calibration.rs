@@ -4,7 +4,7 @@ use faer::{Mat, MatRef};
 use rayon::prelude::*;
 
 use super::calibration::Calibration;
-use super::streams::{ActivationError, Blocks, SiteGrams, Streams, batch_len};
+use super::streams::{ActivationError, Blocks, SiteGrams, Streams, Which, batch_len};
 use super::tensor::Grams;
 use crate::device::arena::{Arena, Layout, View};
 use crate::device::{Device, DeviceError};
@@ -177,17 +177,20 @@ impl DeviceCalibration {
         }))
     }
 
-    /// Goes through the block, each stream through its own.
-    pub fn advance(&mut self, blocks: Blocks<'_>) -> Result<(), DeviceError> {
-        self.load(blocks);
-        for lane in [Some(&mut self.packed), self.original.as_mut()].into_iter().flatten() {
-            for start in (0..self.rows).step_by(lane.room.most_rows()) {
-                let rows = lane.room.most_rows().min(self.rows - start);
-                lane.enter(&mut self.arena, start, rows);
-                lane.room.inputs(&mut self.arena, rows);
-                lane.room.finish(&mut self.arena, rows);
-                lane.leave(&mut self.arena, start, rows)?;
-            }
+    /// One stream goes through a block of its model.
+    pub fn advance(&mut self, which: Which, block: &Block) -> Result<(), DeviceError> {
+        let lane = match which {
+            Which::Packed => Some(&mut self.packed),
+            Which::Original => self.original.as_mut(),
+        };
+        let Some(lane) = lane else { return Ok(()) };
+        lane.room.load(&mut self.arena, block);
+        for start in (0..self.rows).step_by(lane.room.most_rows()) {
+            let rows = lane.room.most_rows().min(self.rows - start);
+            lane.enter(&mut self.arena, start, rows);
+            lane.room.inputs(&mut self.arena, rows);
+            lane.room.finish(&mut self.arena, rows);
+            lane.leave(&mut self.arena, start, rows)?;
         }
         self.arena.finish()
     }

@@ -36,6 +36,14 @@ impl Encoder {
         }
     }
 
+    /// Where calibration and tuning are done.
+    pub fn device(&self) -> &Device {
+        match self {
+            Self::Reference => &Device::Host,
+            Self::Batch(device) => device,
+        }
+    }
+
     /// Gets a card's kernels ready, all at once: compiling them one by one as they come would take seconds.
     pub(super) fn prepare(&self) -> Result<(), DeviceError> {
         match self {

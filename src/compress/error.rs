@@ -5,6 +5,7 @@ use super::journal::JournalError;
 use super::output::OutputError;
 use super::plan::PlanError;
 use super::streams::ActivationError;
+use super::tune::TuneError;
 use crate::device::DeviceError;
 use crate::model::on_device::ForwardError;
 use crate::model::text::TextError;
@@ -36,9 +37,17 @@ pub enum PackError {
     #[error(transparent)]
     Forward(Box<ForwardError>),
     #[error(transparent)]
+    Tune(Box<TuneError>),
+    #[error(transparent)]
     Journal(#[from] JournalError),
     #[error(transparent)]
     Output(#[from] OutputError),
+}
+
+impl From<TuneError> for PackError {
+    fn from(error: TuneError) -> Self {
+        Self::Tune(Box::new(error))
+    }
 }
 
 impl From<ForwardError> for PackError {

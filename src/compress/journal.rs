@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use super::encoder::EncodedBy;
 use super::plan::Plan;
 use super::recipe::Recipe;
 use super::tensor::Quality;
+use super::tuning::{Payloads, Tuned};
 use crate::blr::Payload;
 use crate::device::{Bytes, write_durably};
 use crate::model::text::hex;
@@ -80,6 +82,7 @@ pub enum JournalError {
 /// |---|---|
 /// | `identity.json` | [`Identity`] |
 /// | `<tensor>.blr`, `<tensor>.json` | payload and [`Record`], with a checksum; a tensor counts once both exist |
+/// | `reconstructed-<layer>.json`, `distilled.json`, `<tensor>.<one of the two>.blr` | what tuning did and left; it counts once the first exists |
 /// | `self-written.tokens` | calibration text that the model wrote: tokens, u32 little-endian, then their SHA-256 |
 /// | `lock` | held while a run uses the folder |
 ///
@@ -98,6 +101,41 @@ struct Stored {
     record: Record,
     /// SHA-256 of the two above.
     check: String,
+}
+
+/// What is tuned together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// One block, to what the original's gives.
+    Block(usize),
+    /// All of them, to the original's distributions.
+    Model,
+}
+
+impl Phase {
+    fn file(self) -> String {
+        match self {
+            Self::Block(layer) => format!("{self}-{layer}.json"),
+            Self::Model => format!("{self}.json"),
+        }
+    }
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Block(_) => "reconstructed",
+            Self::Model => "distilled",
+        })
+    }
+}
+
+/// What tuning did, and the SHA-256 of the payloads that it left, by tensor.
+#[derive(Serialize, Deserialize)]
+struct StoredPhase {
+    #[serde(flatten)]
+    tuned: Tuned,
+    sha256: BTreeMap<String, String>,
 }
 
 impl Stored {
@@ -180,8 +218,65 @@ impl Journal {
         &self.folder
     }
 
-    /// The record of a finished tensor, with its payload where it was packed.
+    /// The record of a finished tensor, with its payload where it was packed; as the last tuning left it.
     pub fn read_tensor(&self, name: &str) -> Result<Option<(Record, Option<Payload>)>, JournalError> {
+        let Some((record, payload)) = self.read_encoded(name)? else { return Ok(None) };
+        let (Record::Packed { quality, .. }, Some(_)) = (&record, &payload) else {
+            return Ok(Some((record, payload)));
+        };
+        let block = name.split('.').find_map(|part| part.parse().ok()).map(Phase::Block);
+        for phase in [Phase::Model].into_iter().chain(block) {
+            let Some(sha256) = self.read_phase(phase)?.and_then(|tuned| tuned.sha256.get(name).cloned())
+            else {
+                continue;
+            };
+            let payload = self.read_payload(&format!("{name}.{phase}.blr"), &sha256)?;
+            let Some(payload) = payload else { return Ok(None) };
+            let record = Record::Packed { quality: quality.clone(), sha256 };
+            return Ok(Some((record, Some(payload))));
+        }
+        Ok(Some((record, payload)))
+    }
+
+    /// What tuning did, once it is done.
+    pub fn read_tuned(&self, phase: Phase) -> Result<Option<Tuned>, JournalError> {
+        Ok(self.read_phase(phase)?.map(|stored| stored.tuned))
+    }
+
+    /// Keeps what tuning made of some tensors, and what it says of them: both, or neither.
+    pub fn write_tuned(&self, phase: Phase, tuned: &Tuned, payloads: &Payloads) -> Result<(), JournalError> {
+        let mut stored = StoredPhase { tuned: tuned.clone(), sha256: BTreeMap::new() };
+        for (name, payload) in payloads {
+            let bytes = payload.bytes().as_slice();
+            self.write(&format!("{name}.{phase}.blr"), bytes)?;
+            stored.sha256.insert(name.clone(), hex(&Sha256::digest(bytes)));
+        }
+        self.write_json(&phase.file(), &stored)
+    }
+
+    fn read_phase(&self, phase: Phase) -> Result<Option<StoredPhase>, JournalError> {
+        let file = self.folder.join(phase.file());
+        if !file.is_file() {
+            return Ok(None);
+        }
+        let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
+        serde_json::from_slice(&bytes).map(Some).map_err(|e| damaged(&file, e))
+    }
+
+    /// A payload with this checksum; `None` where there is no such file.
+    fn read_payload(&self, name: &str, sha256: &str) -> Result<Option<Payload>, JournalError> {
+        let file = self.folder.join(name);
+        if !file.is_file() {
+            return Ok(None);
+        }
+        let bytes = fs::read(&file).map_err(|e| damaged(&file, e))?;
+        if hex(&Sha256::digest(&bytes)) != *sha256 {
+            return Err(damaged(&file, "its checksum is not the recorded one"));
+        }
+        Payload::parse(Bytes::from(bytes)).map(Some).map_err(|e| damaged(&file, e))
+    }
+
+    fn read_encoded(&self, name: &str) -> Result<Option<(Record, Option<Payload>)>, JournalError> {
         let file = self.folder.join(format!("{name}.json"));
         if !file.is_file() {
             return Ok(None);
@@ -194,16 +289,8 @@ impl Journal {
         }
         let record = stored.record;
         let Record::Packed { sha256, .. } = &record else { return Ok(Some((record, None))) };
-        let file = self.folder.join(format!("{name}.blr"));
-        if !file.is_file() {
-            return Ok(None);
-        }
-        let bytes = fs::read(&file).map_err(|e| damaged(&file, e))?;
-        if hex(&Sha256::digest(&bytes)) != *sha256 {
-            return Err(damaged(&file, "its checksum is not the recorded one"));
-        }
-        let payload = Payload::parse(Bytes::from(bytes)).map_err(|e| damaged(&file, e))?;
-        Ok(Some((record, Some(payload))))
+        let payload = self.read_payload(&format!("{name}.blr"), sha256)?;
+        Ok(payload.map(|payload| (record, Some(payload))))
     }
 
     pub fn write_packed(

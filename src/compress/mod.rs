@@ -42,6 +42,7 @@ pub mod target;
 pub mod tensor;
 mod threads;
 pub mod tune;
+pub mod tuning;
 pub mod verify;
 
 pub use encoder::Encoder;

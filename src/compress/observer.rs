@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::batch::Report;
 use super::journal::Record;
+use super::tuning::Tuned;
 
 /// What a run reports as it goes; the command line draws it, tests ignore it.
 pub trait Observer: Sync {
@@ -23,6 +24,8 @@ pub enum Event<'a> {
     Tensor { name: &'a str, record: &'a Record, took: Option<Duration>, moved: u64 },
     /// Where the time of the device's part of a block went.
     Encoded { layer: usize, report: &'a Report },
+    /// Gradients have done what they can, for a block or for the model.
+    Tuned { tuned: &'a Tuned },
     /// Something the user should know.
     Warning(&'a str),
     /// The result is being written.
@@ -37,6 +40,8 @@ pub enum Stage {
     Target,
     /// Tensors of the block.
     Encode,
+    /// The packed block, or behind the last one the whole model, by gradients.
+    Tune,
     /// Calibration positions through the packed block.
     Advance,
 }

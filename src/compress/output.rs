@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype as StoredDtype, View};
 use serde_json::{Value, json};
 
-use super::journal::{Identity, Journal, JournalError, Record};
+use super::journal::{Identity, Journal, JournalError, Phase, Record};
 use super::packing::{Packing, PackingError, TensorEntry, checksum};
 use super::plan::Assignment;
 use crate::blr::Payload;
@@ -100,7 +100,9 @@ pub fn write(
         let target = folder.join(source.file_name().unwrap_or_default());
         fs::copy(source, &target).map_err(io_error(source))?;
     }
-    let mut packing = Packing::new(checkpoint, identity, entries, &sizes);
+    let phases = (0..checkpoint.config().layers).map(Phase::Block).chain([Phase::Model]);
+    let tuned = phases.filter_map(|phase| journal.read_tuned(phase).transpose()).collect::<Result<_, _>>()?;
+    let mut packing = Packing::new(checkpoint, identity, entries, tuned, &sizes);
     packing.files = checksums(&folder)?;
     let value = serde_json::to_value(&packing).map_err(|e| io_error(&folder)(io::Error::other(e)))?;
     write_json("packing.json", &value)?;

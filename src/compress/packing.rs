@@ -11,6 +11,7 @@ use super::encoder::EncodedBy;
 use super::journal::{Identity, Record};
 use super::plan::Plan;
 use super::recipe::Recipe;
+use super::tuning::Tuned;
 use crate::blr::rank::Clipped;
 use crate::model::Checkpoint;
 use crate::model::text::hex;
@@ -28,6 +29,9 @@ pub struct Packing {
     pub encoder: EncodedBy,
     pub totals: Totals,
     pub tensors: Vec<TensorEntry>,
+    /// What gradients did, block by block and then for the model; errors of tensors are from before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tuned: Vec<Tuned>,
     /// SHA-256 of the other files of the folder.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
@@ -89,6 +93,7 @@ impl Packing {
         checkpoint: &Checkpoint,
         identity: &Identity,
         tensors: Vec<TensorEntry>,
+        tuned: Vec<Tuned>,
         stored: &[(usize, usize)],
     ) -> Self {
         // `.` and `..` have names only once they are resolved.
@@ -103,6 +108,7 @@ impl Packing {
             encoder: identity.encoder,
             totals: Totals::of(&tensors, stored),
             tensors,
+            tuned,
             files: BTreeMap::new(),
         }
     }

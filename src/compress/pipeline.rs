@@ -5,7 +5,7 @@ use super::calibration::{Calibration, CalibrationParams, CalibrationRecord, Draf
 use super::encoder::Encoder;
 use super::error::PackError;
 use super::fit::check_fits;
-use super::journal::{Identity, Journal, difference};
+use super::journal::{Identity, Journal, Phase, difference};
 use super::observer::{Event, Observer, Stage};
 use super::output;
 use super::packing::Packing;
@@ -15,7 +15,8 @@ use super::schedule::Scheduler;
 use super::self_written::write;
 use super::stream::Stream;
 use super::streams::SiteGrams;
-use crate::device::Device;
+use super::tune::{Tuner, Windows};
+use super::tuning::{Payloads, Tuned, payloads};
 use crate::model::text::TextError;
 use crate::model::{Checkpoint, Decoder, Linear, LinearName, Site, Tokenizer};
 
@@ -62,9 +63,10 @@ pub fn pack(
         Some(draft) => {
             warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer)
         }
-        None if params.recipe.needs_text() => return Err(PackError::NoText(params.recipe.name.to_string())),
+        None if params.recipe.calibrates() => return Err(PackError::NoText(params.recipe.name.to_string())),
         None => {}
     }
+    let tuner = params.recipe.tunes().then(|| Tuner::new(params.encoder.device())).transpose()?;
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").into(),
         model: checkpoint.fingerprint(),
@@ -91,6 +93,7 @@ pub fn pack(
         encoder: params.encoder,
         assignments,
         journal,
+        tuner,
         observer,
     };
     let calibration = draft.map(|draft| run.written(draft, &tokenizer)).transpose()?;
@@ -142,6 +145,7 @@ struct Run<'a> {
     encoder: Encoder,
     assignments: Vec<[Assignment; 7]>,
     journal: Journal,
+    tuner: Option<Tuner>,
     observer: &'a dyn Observer,
 }
 
@@ -154,10 +158,7 @@ impl Run<'_> {
         let written = match kept {
             Some(kept) => kept,
             None => {
-                let device = match &self.encoder {
-                    Encoder::Reference => &Device::Host,
-                    Encoder::Batch(device) => device,
-                };
+                let device = self.encoder.device();
                 let window = draft.record().window;
                 self.observer.event(Event::BeginText { tokens });
                 let wrote = |tokens| self.observer.event(Event::Wrote { tokens });
@@ -191,12 +192,70 @@ impl Run<'_> {
             for sites in self.identity.recipe.order.stages() {
                 self.stage(layer, &sites, stream.as_mut(), &mut scheduler)?;
             }
-            if let Some(stream) = stream.as_mut().filter(|_| last.is_some_and(|last| layer < last)) {
+            let Some(stream) = stream.as_mut() else { continue };
+            self.reconstruct(layer, stream)?;
+            if last.is_some_and(|last| layer < last) {
                 self.observer.event(Event::Stage { layer, stage: Stage::Advance });
                 stream.advance(&self.decoder)?;
             }
         }
-        Ok(())
+        match &mut stream {
+            Some(stream) => self.distill(layers, stream),
+            None => Ok(()),
+        }
+    }
+
+    /// The packed block comes closer to what the original gives, where the recipe says so.
+    fn reconstruct(&mut self, layer: usize, stream: &mut Stream<'_>) -> Result<(), PackError> {
+        let tuning = self.identity.recipe.reconstruct;
+        let Some(tuner) = self.tuner.as_mut().filter(|_| tuning.passes > 0) else { return Ok(()) };
+        let phase = Phase::Block(layer);
+        let packed = |name| matches!(self.decoder.linear(layer, name), Linear::Packed { .. });
+        if self.journal.read_tuned(phase)?.is_some() || !LinearName::ALL.into_iter().any(packed) {
+            return Ok(());
+        }
+        self.observer.event(Event::Stage { layer, stage: Stage::Tune });
+        let pair = stream.pair(&self.decoder)?;
+        let calibration = stream.calibration();
+        let windows = Windows {
+            input: &pair.packed,
+            target: pair.original.as_deref().unwrap_or_default(),
+            positions: calibration.windows.positions,
+            fit: calibration.fit,
+        };
+        let block = self.decoder.block(layer);
+        let done = tuner.reconstruct(self.decoder.config(), block, &windows, &tuning.params())?;
+        let linears = done.linears.into_iter().map(|(name, linear)| (layer, name, linear));
+        self.keep_tuned(phase, Tuned::new(Some(layer), &done.report), payloads(linears))
+    }
+
+    /// All blocks at once come closer to the original's distributions, where the recipe says so.
+    fn distill(&mut self, layers: usize, stream: &mut Stream<'_>) -> Result<(), PackError> {
+        let tuning = self.identity.recipe.distill;
+        let Some(tuner) = self.tuner.as_mut().filter(|_| tuning.passes > 0) else { return Ok(()) };
+        if self.journal.read_tuned(Phase::Model)?.is_some() {
+            return Ok(());
+        }
+        self.observer.event(Event::Stage { layer: layers, stage: Stage::Tune });
+        let target = stream.end(&self.decoder)?;
+        let calibration = stream.calibration();
+        let windows = Windows {
+            input: &self.decoder.embed(calibration.windows.tokens())?,
+            target: &target,
+            positions: calibration.windows.positions,
+            fit: calibration.fit,
+        };
+        let done = tuner.distill(&self.decoder, &windows, &tuning.params())?;
+        self.keep_tuned(Phase::Model, Tuned::new(None, &done.report), payloads(done.linears))
+    }
+
+    fn keep_tuned(&mut self, phase: Phase, tuned: Tuned, payloads: Payloads) -> Result<(), PackError> {
+        self.journal.write_tuned(phase, &tuned, &payloads)?;
+        self.observer.event(Event::Tuned { tuned: &tuned });
+        match phase {
+            Phase::Block(layer) => self.install(layer, &Site::ALL),
+            Phase::Model => (0..self.assignments.len()).try_for_each(|layer| self.install(layer, &Site::ALL)),
+        }
     }
 
     /// Layers that are encoded together, and then take the place of the dense ones.
@@ -259,14 +318,25 @@ impl Run<'_> {
         }
     }
 
-    /// The last block with a tensor still to be encoded.
+    /// The last block with something still to be done; all of them where the model is to be distilled.
     fn last_open(&self, layers: usize) -> Result<Option<usize>, PackError> {
+        let recipe = &self.identity.recipe;
+        if recipe.distill.passes > 0 && self.journal.read_tuned(Phase::Model)?.is_none() {
+            return Ok(layers.checked_sub(1));
+        }
         for layer in (0..layers).rev() {
+            let mut packs = false;
             for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
-                let packs = matches!(assignment, Assignment::Pack(_));
-                if packs && self.journal.read_tensor(&name.prefix(layer))?.is_none() {
-                    return Ok(Some(layer));
+                match (assignment, self.journal.read_tensor(&name.prefix(layer))?) {
+                    (Assignment::Pack(_), None) => return Ok(Some(layer)),
+                    (_, Some((_, payload))) => packs |= payload.is_some(),
+                    (Assignment::KeepDense, None) => {}
                 }
+            }
+            let untuned =
+                recipe.reconstruct.passes > 0 && self.journal.read_tuned(Phase::Block(layer))?.is_none();
+            if packs && untuned {
+                return Ok(Some(layer));
             }
         }
         Ok(None)

@@ -1,6 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::encode::Params;
+use super::tuning::Tuning;
 use crate::model::Site;
 
 /// How tensors are encoded: every knob that changes the result. Written whole into packing.json.
@@ -18,6 +19,12 @@ pub struct Recipe {
     #[serde(default)]
     pub order: BlockOrder,
     pub params: Params,
+    /// Each block brought closer to the original's by gradients once it is packed ([`tune`](super::tune)).
+    #[serde(default)]
+    pub reconstruct: Tuning,
+    /// The original's distributions distilled into the whole model, at the end.
+    #[serde(default)]
+    pub distill: Tuning,
 }
 
 /// In which order the inputs of a block are calibrated and its layers encoded.
@@ -64,6 +71,8 @@ pub enum RecipeName {
     Nvg,
     /// The same, fitted to where the original model's stream would go, each layer calibrated through those packed before it.
     Nvg2,
+    /// `nvg2`, then everything that gradients do for it.
+    Best,
     /// The data-free baseline: latents, signs and magnitudes of the weight alone, two paths.
     DualSvid,
 }
@@ -87,11 +96,22 @@ impl Recipe {
             blend: 0.0,
             order: BlockOrder::Whole,
             params: Params::nvg(),
+            reconstruct: Tuning::default(),
+            distill: Tuning::default(),
         }
     }
 
     pub fn nvg2() -> Self {
         Self { name: RecipeName::Nvg2, blend: 0.5, order: BlockOrder::InBlock, ..Self::nvg() }
+    }
+
+    pub fn best() -> Self {
+        Self {
+            name: RecipeName::Best,
+            reconstruct: Tuning::reconstruction(),
+            distill: Tuning::distillation(),
+            ..Self::nvg2()
+        }
     }
 
     pub fn dual_svid() -> Self {
@@ -108,6 +128,7 @@ impl Recipe {
         match name {
             RecipeName::Nvg => Self::nvg(),
             RecipeName::Nvg2 => Self::nvg2(),
+            RecipeName::Best => Self::best(),
             RecipeName::DualSvid => Self::dual_svid(),
         }
     }
@@ -119,7 +140,17 @@ impl Recipe {
 
     /// Whether the original model runs beside the packed one.
     pub fn two_streams(&self) -> bool {
-        self.blend != 0.0
+        self.blend != 0.0 || self.tunes()
+    }
+
+    /// Whether gradients come in.
+    pub fn tunes(&self) -> bool {
+        self.reconstruct.passes > 0 || self.distill.passes > 0
+    }
+
+    /// Whether anything of it looks at calibration text.
+    pub fn calibrates(&self) -> bool {
+        self.needs_text() || self.two_streams()
     }
 
     /// The calibration tokens where none are asked for.
@@ -127,7 +158,7 @@ impl Recipe {
         match self.name {
             RecipeName::Nvg | RecipeName::DualSvid => Tokens::PUBLISHED,
             // Cross-moments need more of them; a quarter is held out.
-            RecipeName::Nvg2 => Tokens { fit: 49_152, heldout: 16_384 },
+            RecipeName::Nvg2 | RecipeName::Best => Tokens { fit: 49_152, heldout: 16_384 },
         }
     }
 
@@ -178,6 +209,7 @@ impl std::fmt::Display for RecipeName {
         f.write_str(match self {
             Self::Nvg => "nvg",
             Self::Nvg2 => "nvg2",
+            Self::Best => "best",
             Self::DualSvid => "dual-svid",
         })
     }

@@ -3,7 +3,7 @@ use super::device_calibration::{CaptureError, DeviceCalibration};
 use super::encoder::Encoder;
 use super::error::PackError;
 use super::observer::{Event, Observer};
-use super::streams::{Blocks, SiteGrams, Streams};
+use super::streams::{Blocks, SiteGrams, Streams, Which};
 use crate::device::{Device, DeviceError};
 use crate::model::{Decoder, Site};
 
@@ -16,8 +16,9 @@ pub struct Stream<'a> {
     /// Where the original runs beside the packed model.
     original: Option<Decoder>,
     ground: Ground,
-    /// The block that it enters.
+    /// The block that it enters, and the one that the original's enters.
     at: usize,
+    original_at: usize,
     observer: &'a dyn Observer,
 }
 
@@ -52,7 +53,7 @@ impl<'a> Stream<'a> {
                 }
             }
         };
-        Ok(Self { calibration, original, ground, at: 0, observer })
+        Ok(Self { calibration, original, ground, at: 0, original_at: 0, observer })
     }
 
     /// What the inputs of the block that it enters look like at some sites. `decoder` holds the blocks packed so far.
@@ -70,21 +71,65 @@ impl<'a> Stream<'a> {
         self.grams(decoder, sites)
     }
 
-    /// Goes through the block that it enters.
+    /// What the packed block gets and what it should give: the stream that enters it, and the original's that leaves the
+    /// original block, to which it goes on.
+    pub fn pair(&mut self, decoder: &Decoder) -> Result<Streams, PackError> {
+        let packed = self.streams(decoder)?.packed;
+        self.advance_one(Which::Original, decoder)?;
+        Ok(Streams { packed, original: self.streams(decoder)?.original })
+    }
+
+    /// Goes through the block that it enters, with what has not yet.
     pub fn advance(&mut self, decoder: &Decoder) -> Result<(), PackError> {
-        let here = blocks(decoder, &self.original, self.at);
+        if self.original.is_some() && self.original_at == self.at {
+            self.advance_one(Which::Original, decoder)?;
+        }
+        self.advance_one(Which::Packed, decoder)
+    }
+
+    /// The original's stream behind its last block.
+    pub fn end(&mut self, decoder: &Decoder) -> Result<Vec<f32>, PackError> {
+        while self.original.as_ref().is_some_and(|original| self.original_at < original.config().layers) {
+            self.advance_one(Which::Original, decoder)?;
+        }
+        Ok(self.streams(decoder)?.original.unwrap_or_default())
+    }
+
+    /// The windows that calibrate.
+    pub fn calibration(&self) -> &Calibration {
+        &self.calibration
+    }
+
+    fn advance_one(&mut self, which: Which, decoder: &Decoder) -> Result<(), PackError> {
+        let (model, at) = match (which, &self.original) {
+            (Which::Original, Some(original)) => (original, &mut self.original_at),
+            _ => (decoder, &mut self.at),
+        };
+        let block = model.block(*at);
+        *at += 1;
         let failed = match &mut self.ground {
             Ground::Host(streams) => {
-                streams.advance(here, &self.calibration);
+                streams.advance(which, block, &self.calibration);
                 None
             }
-            Ground::Device(on_device) => on_device.advance(here).err(),
+            Ground::Device(on_device) => on_device.advance(which, block).err(),
         };
-        self.at += 1;
         match failed {
             Some(error) => self.back_to_host(decoder, &error),
             None => Ok(()),
         }
+    }
+
+    fn streams(&mut self, decoder: &Decoder) -> Result<Streams, PackError> {
+        let error = match &mut self.ground {
+            Ground::Host(streams) => return Ok(streams.clone()),
+            Ground::Device(on_device) => match on_device.streams() {
+                Ok(streams) => return Ok(streams),
+                Err(error) => error,
+            },
+        };
+        self.back_to_host(decoder, &error)?;
+        self.streams(decoder)
     }
 
     /// Starts again on the host, through all blocks before this one.
@@ -92,8 +137,12 @@ impl<'a> Stream<'a> {
         self.observer.event(Event::Warning(&format!("calibration goes on on the host: {error}")));
         let embedded = decoder.embed(self.calibration.windows.tokens())?;
         let mut streams = Streams::new(embedded, self.original.is_some());
-        for layer in 0..self.at {
-            streams.advance(blocks(decoder, &self.original, layer), &self.calibration);
+        let mut go = |which, model: &Decoder, count| {
+            (0..count).for_each(|layer| streams.advance(which, model.block(layer), &self.calibration));
+        };
+        go(Which::Packed, decoder, self.at);
+        if let Some(original) = &self.original {
+            go(Which::Original, original, self.original_at);
         }
         self.ground = Ground::Host(streams);
         Ok(())

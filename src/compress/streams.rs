@@ -24,6 +24,13 @@ impl<'a> Blocks<'a> {
     }
 }
 
+/// One of the two models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    Packed,
+    Original,
+}
+
 /// What enters a block in the packed and in the original model: all calibration positions x width.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Streams {
@@ -99,18 +106,20 @@ impl Streams {
         }))
     }
 
-    /// Goes through the block, each stream through its own.
-    pub fn advance(&mut self, blocks: Blocks<'_>, calibration: &Calibration) {
+    /// One stream goes through a block of its model.
+    pub fn advance(&mut self, which: Which, block: &Block, calibration: &Calibration) {
         let positions = calibration.windows.positions;
         let width = self.packed.len() / calibration.windows.tokens().len();
-        let run = |block: &Block, stream: &mut [f32]| {
-            for batch in stream.chunks_mut(batch_len(positions * width, width)) {
-                block.forward(batch, Context::Windows { len: positions }, &mut NoCapture);
-            }
-        };
-        run(blocks.packed, &mut self.packed);
-        if let Some((stream, block)) = self.original.as_mut().zip(blocks.original) {
-            run(block, stream);
+        let Some(stream) = self.of(which) else { return };
+        for batch in stream.chunks_mut(batch_len(positions * width, width)) {
+            block.forward(batch, Context::Windows { len: positions }, &mut NoCapture);
+        }
+    }
+
+    fn of(&mut self, which: Which) -> Option<&mut Vec<f32>> {
+        match which {
+            Which::Packed => Some(&mut self.packed),
+            Which::Original => self.original.as_mut(),
         }
     }
 }

@@ -65,7 +65,7 @@ impl Model {
         PackParams {
             output: self.output(),
             plan: Plan::uniform(2.0),
-            texts: match recipe.needs_text() {
+            texts: match recipe.calibrates() {
                 true => Source::text(Text::from_memory("calibration.txt", &calibration[..20_000]).unwrap()),
                 false => Vec::new(),
             },

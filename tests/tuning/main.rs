@@ -39,7 +39,7 @@ fn without_data(output: &Path) -> PackParams {
         plan: Plan::uniform(1.0),
         recipe: Recipe::dual_svid(),
         encoder: Encoder::Reference,
-        text: None,
+        texts: Vec::new(),
         calibration: CalibrationParams { window: 48, fit_tokens: None, heldout_tokens: None },
         resume: false,
     }

@@ -1,0 +1,92 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::tune::{Rates, TuneParams, TuneReport, Verdict, Weighting};
+use crate::blr::Payload;
+use crate::device::arena::Precision;
+use crate::model::{Linear, LinearName};
+
+/// How far gradients go: a part of a recipe. See [`tune`](super::tune).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tuning {
+    /// How often every fit window is seen; 0 leaves it out.
+    pub passes: usize,
+    /// Positions of a step.
+    pub batch: usize,
+    /// Rates of scales and of signs at the start; 0 leaves them as they are.
+    pub scales: f64,
+    pub signs: f64,
+    /// Whether a position of a reconstruction counts by its own size.
+    pub relative: bool,
+    /// Of the order of windows.
+    pub seed: u64,
+}
+
+impl Tuning {
+    /// Of blocks, as the prototype was measured: eight passes over scales and signs.
+    pub fn reconstruction() -> Self {
+        Self { passes: 8, batch: 16_384, scales: 1e-3, signs: 1e-3, relative: false, seed: 0 }
+    }
+
+    /// Of the whole model: scales alone.
+    pub fn distillation() -> Self {
+        Self { scales: 2e-4, signs: 0.0, ..Self::reconstruction() }
+    }
+
+    pub(super) fn params(&self) -> TuneParams {
+        let rate = |rate: f64| (rate > 0.0).then_some(rate);
+        TuneParams {
+            passes: self.passes,
+            batch: self.batch,
+            rates: Rates { scales: rate(self.scales), signs: rate(self.signs), dense: None },
+            seed: self.seed,
+            weighting: if self.relative { Weighting::Relative } else { Weighting::Uniform },
+            precision: Precision::Tf32,
+        }
+    }
+}
+
+/// What tuning did, for packing.json: of one block, or of the whole model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tuned {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<usize>,
+    /// Losses before and after, the latter of the result as it is stored.
+    pub fit: [f64; 2],
+    pub heldout: [f64; 2],
+    /// Why the result was not kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<String>,
+    pub steps: usize,
+}
+
+impl Tuned {
+    pub(super) fn new(layer: Option<usize>, report: &TuneReport) -> Self {
+        let dropped = match &report.verdict {
+            Verdict::Kept => None,
+            Verdict::Worse => Some("held-out windows did not come closer".into()),
+            Verdict::Unstorable(reason) => Some(reason.clone()),
+        };
+        Self {
+            layer,
+            fit: [report.fit.before, report.fit.after],
+            heldout: [report.heldout.before, report.heldout.after],
+            dropped,
+            steps: report.steps,
+        }
+    }
+}
+
+/// Payloads by the name of their tensor.
+pub(super) type Payloads = BTreeMap<String, Payload>;
+
+/// The packed ones of some layers.
+pub(super) fn payloads(linears: impl IntoIterator<Item = (usize, LinearName, Linear)>) -> Payloads {
+    let packed = linears.into_iter().filter_map(|(layer, name, linear)| match linear {
+        Linear::Packed { payload, .. } => Some((name.prefix(layer), payload)),
+        Linear::Dense(_) => None,
+    });
+    packed.collect()
+}
