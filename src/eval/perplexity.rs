@@ -109,7 +109,7 @@ impl EvalError {
 /// Scores `model` on every window; with `original`, also how far it is from that.
 ///
 /// In a window every position but the first is scored: positions 2..T, or with a start token all T tokens of text.
-/// `done` is called after each window. Memory: one window's residual stream and 256 rows of logits a model.
+/// `done` is called after each window. Memory: one window's residual stream and 128 rows of logits a model.
 pub fn evaluate(
     model: &Decoder,
     original: Option<Original>,

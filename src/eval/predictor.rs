@@ -6,8 +6,9 @@ use crate::model::on_device::{DeviceForward, ForwardError};
 use crate::model::text::Windows;
 use crate::model::{Decoder, NoCapture, Run};
 
-/// Positions whose logits are alive at once: 50 MB for a vocabulary of 49,152.
-pub const LOGIT_ROWS: usize = 256;
+/// Positions whose logits are alive at once: 25 MB for a vocabulary of 49,152. Allocators give larger pieces back to the
+/// system at once, and mapping them anew costs more than what they are for.
+pub const LOGIT_ROWS: usize = 128;
 
 /// A model and a text, window by window, on the host or on a device.
 pub enum Predictor<'a> {

@@ -58,20 +58,29 @@ impl Sampler {
             return best as u32;
         }
         let weight = |z: &f32| exp((z - logits[best]) / self.temperature);
-        let mut candidates: Vec<(usize, f32)> = logits.iter().map(weight).enumerate().collect();
-        if self.top_p < 1.0 {
-            keep_nucleus(&mut candidates, self.top_p);
-        }
-        let total: f64 = candidates.iter().map(|(_, weight)| f64::from(*weight)).sum();
-        let mut left = self.random.uniform() * total;
-        for (token, weight) in &candidates {
-            left -= f64::from(*weight);
-            if left < 0.0 {
-                return *token as u32;
+        let candidates = logits.iter().map(weight).enumerate();
+        let drawn = match self.top_p < 1.0 {
+            true => {
+                let mut candidates: Vec<(usize, f32)> = candidates.collect();
+                keep_nucleus(&mut candidates, self.top_p);
+                draw(candidates.into_iter(), &mut self.random)
             }
-        }
-        best as u32
+            // Weights are computed twice and never stored: many samplers side by side would fight for memory.
+            false => draw(candidates, &mut self.random),
+        };
+        drawn.unwrap_or(best) as u32
     }
+}
+
+/// One of the candidates by its weight; `None` where rounding leaves nothing at the end.
+fn draw(candidates: impl Iterator<Item = (usize, f32)> + Clone, random: &mut SplitMix64) -> Option<usize> {
+    let total: f64 = candidates.clone().map(|(_, weight)| f64::from(weight)).sum();
+    let mut left = random.uniform() * total;
+    let mut passed = candidates.map(|(token, weight)| {
+        left -= f64::from(weight);
+        (token, left)
+    });
+    passed.find(|(_, left)| *left < 0.0).map(|(token, _)| token)
 }
 
 /// Keeps the fewest most likely candidates whose weights reach `top_p` of the total; ties in token order.
