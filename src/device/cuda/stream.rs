@@ -69,7 +69,7 @@ impl Stream {
     /// Records what `queue` puts on this stream, without running it, as a graph that is replayed with one launch.
     pub fn capture(&self, queue: impl FnOnce() -> Result<(), DeviceError>) -> Result<Graph, DeviceError> {
         self.cuda.bind()?;
-        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         let before = self.telemetry();
         // SAFETY: the stream is alive; the graph that capture ends with is taken over by `Graph`, also after an error.
         unsafe {
