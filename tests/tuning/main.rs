@@ -100,7 +100,7 @@ fn bytes(linears: &[(LinearName, Linear)]) -> BTreeMap<LinearName, Vec<u8>> {
 #[test]
 fn a_reconstructed_block_is_closer_on_text_it_has_not_seen() {
     let embedded = embedded();
-    let params = TuneParams { passes: 8, batch: 96, ..TuneParams::default() };
+    let params = TuneParams { passes: 8, batch: 96, weighting: Weighting::Uniform, ..TuneParams::default() };
     for device in common::tuning_devices() {
         let tuned = embedded.tune(&device, &embedded.packed, &params);
         let report = &tuned.report;

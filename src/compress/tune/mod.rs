@@ -56,10 +56,13 @@ pub enum Weighting {
 }
 
 impl Default for TuneParams {
-    /// Eight passes in steps of 16,384 positions, scales and signs at 1e-3: what the prototype was measured with.
+    /// Eight passes in steps of 16,384 positions and signs at 1e-3, as the prototype was measured. Scales at 1e-2 and errors
+    /// by the size of their position: on block 1 of SmolLM2-135M at 1 bit, 48 steps of 1,024 positions, the perplexity of
+    /// the model behind it fell from 285 to 241; at 3e-3 to 252, at 3e-2 to 227, at 1e-1 to 261; with all errors alike to
+    /// 245 at 1e-2 and 270 at 3e-3.
     fn default() -> Self {
-        let rates = Rates { scales: Some(1e-3), signs: Some(1e-3), dense: None };
-        let (weighting, precision) = (Weighting::Uniform, Precision::Tf32);
+        let rates = Rates { scales: Some(1e-2), signs: Some(1e-3), dense: None };
+        let (weighting, precision) = (Weighting::Relative, Precision::Tf32);
         Self { passes: 8, batch: 16_384, rates, seed: 0, weighting, precision }
     }
 }
