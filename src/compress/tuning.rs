@@ -25,14 +25,14 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Of blocks, as the prototype was measured: eight passes over scales and signs.
+    /// Of blocks: [`TuneParams::default`].
     pub fn reconstruction() -> Self {
-        Self { passes: 8, batch: 16_384, scales: 1e-3, signs: 1e-3, relative: false, seed: 0 }
+        Self { passes: 8, batch: 16_384, scales: 1e-2, signs: 1e-3, relative: true, seed: 0 }
     }
 
     /// Of the whole model: scales alone.
     pub fn distillation() -> Self {
-        Self { scales: 2e-4, signs: 0.0, ..Self::reconstruction() }
+        Self { scales: 2e-3, signs: 0.0, ..Self::reconstruction() }
     }
 
     pub(super) fn params(&self) -> TuneParams {

@@ -1,5 +1,6 @@
 use std::time::Instant;
 
+use super::best::Best;
 use super::linear::StoreError;
 use super::model::{Batches, TunedModel};
 use super::optimiser::Optimiser;
@@ -8,7 +9,7 @@ use super::room::placed;
 use super::windows::shuffle;
 use super::{TuneError, TuneParams, Windows};
 use crate::device::DeviceError;
-use crate::device::arena::{Arena, Layout, Precision, View};
+use crate::device::arena::{Arena, Precision, View};
 use crate::model::{Decoder, Linear, LinearName, SplitMix64};
 use crate::ops::adam::Adam;
 use crate::ops::scale::{Scale, scale};
@@ -30,8 +31,8 @@ impl Tuner {
     /// temperature 1); usually over scales alone, with signs as they are. `windows.input` is the stream of embeddings,
     /// `windows.target` the original's stream behind its last block.
     ///
-    /// Held-out windows are judged after every pass; the first pass that does not bring them closer ends it. Of the
-    /// passes the best is kept where, as it is stored, it is closer than the model was before.
+    /// Held-out windows are judged after every pass. Of the passes the best is kept where, as it is stored, it is closer
+    /// than the model was before.
     pub fn distill(
         &mut self,
         decoder: &Decoder,
@@ -90,11 +91,7 @@ impl Tuner {
             let (plan, len) = placed(|room| {
                 let model = TunedModel::place(room, decoder, &params.rates, batches)?;
                 let errors = room.kept.matrix(windows, positions);
-                // As many numbers as are trained, at most: vectors of all packed layers.
-                let best = room.kept.mark();
-                for block in model.blocks() {
-                    block.trained().for_each(|len| _ = room.kept.vector(len));
-                }
+                let best = Best::place(room, model.blocks().iter().flat_map(|block| block.trained()));
                 Ok(Plan { model, batch, errors, best })
             })?;
             if len <= room {
@@ -117,8 +114,7 @@ struct Plan {
     batch: usize,
     /// The divergence of each position, a row a window.
     errors: View,
-    /// Where the parameters of the best pass are kept.
-    best: usize,
+    best: Best,
 }
 
 struct Run<'a> {
@@ -162,7 +158,7 @@ impl Run<'_> {
         let mut optimisers: Vec<Optimiser> = loaded.iter().map(optimiser).collect();
         let mut random = SplitMix64::new(params.seed);
         let (mut passes, mut best) = (Vec::new(), before);
-        self.keep(loaded, Direction::Keep);
+        self.plan.best.keep(self.arena, loaded.iter().flatten());
         for _ in 0..params.passes {
             shuffle(&mut order, &mut random);
             for batch in order.chunks(self.plan.batch) {
@@ -171,14 +167,15 @@ impl Run<'_> {
             passes.push(self.loss(0..self.windows.fit)?);
             self.measure(&heldout)?;
             let now = self.loss(self.windows.fit..self.plan.errors.rows)?;
-            // Also where it is not a number.
-            if now.is_nan() || now >= best {
+            if now.is_nan() {
                 break;
             }
-            best = now;
-            self.keep(loaded, Direction::Keep);
+            if now < best {
+                best = now;
+                self.plan.best.keep(self.arena, loaded.iter().flatten());
+            }
         }
-        self.keep(loaded, Direction::Restore);
+        self.plan.best.restore(self.arena, loaded.iter().flatten());
         let steps = passes.len() * a_pass;
         Ok((passes, steps))
     }
@@ -223,22 +220,6 @@ impl Run<'_> {
         Ok(errors.iter().map(|e| f64::from(*e)).sum::<f64>() / errors.len() as f64)
     }
 
-    /// Copies all that is trained to where the best is kept, or back.
-    fn keep(&mut self, loaded: &[Vec<Adam>], direction: Direction) {
-        let mut layout = Layout::behind(self.plan.best);
-        let copies: Vec<Scale> = (loaded.iter().flatten())
-            .map(|item| {
-                let now = View::vector(item.parameters, item.len);
-                let best = View::vector(layout.vector(item.len), item.len);
-                match direction {
-                    Direction::Keep => Scale::new(now, best),
-                    Direction::Restore => Scale::new(best, now),
-                }
-            })
-            .collect();
-        scale(self.arena, &copies);
-    }
-
     /// What was trained as it is stored, and the model with it.
     fn stored(&mut self, decoder: &Decoder) -> Result<(Linears, Decoder), StoreError> {
         let (mut all, mut stored) = (Vec::new(), decoder.clone());
@@ -251,10 +232,4 @@ impl Run<'_> {
         }
         Ok((all, stored))
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Keep,
-    Restore,
 }

@@ -5,6 +5,7 @@
 //! packed model's distributions from the original's over all blocks at once. `block` is one block in an arena, forward and backward,
 //! `packed` a packed layer as parameters, `optimiser` Adam. It runs on the host and on CUDA.
 
+mod best;
 pub mod block;
 mod distill;
 pub mod flow;

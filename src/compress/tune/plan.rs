@@ -1,3 +1,4 @@
+use super::best::Best;
 use super::block::TunedBlock;
 use super::linear::Form;
 use super::room::placed;
@@ -13,6 +14,7 @@ const LARGEST_ARENA: usize = u32::MAX as usize;
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub block: TunedBlock,
+    pub best: Best,
     /// Windows that go through the block together; a step may take several rounds.
     pub at_once: usize,
     /// Inputs and targets of all windows, where there is room for them; else they travel for every step.
@@ -89,13 +91,14 @@ impl Plan {
     ) -> Result<Self, TuneError> {
         let Subject { config, layer, forms } = subject;
         let rows = extent.positions * extent.windows;
-        let ((block, errors, weights, resident), len) = placed(|room| {
+        let ((block, best, errors, weights, resident), len) = placed(|room| {
             let window = (extent.positions, at_once);
             let block = TunedBlock::place(room, (config, layer), forms, &params.rates, window)?;
+            let best = Best::place(room, block.trained());
             let [errors, weights] = [(); 2].map(|()| room.kept.matrix(extent.windows, extent.positions));
             let resident = resident.then(|| [(); 2].map(|()| room.kept.matrix(rows, config.hidden)));
-            Ok((block, errors, weights, resident))
+            Ok((block, best, errors, weights, resident))
         })?;
-        Ok(Self { block, at_once, resident, errors, weights, len })
+        Ok(Self { block, best, at_once, resident, errors, weights, len })
     }
 }

@@ -88,8 +88,8 @@ impl Tuner {
         self.arena = None;
     }
 
-    /// Minimises the distance of what a block gives from the target, over what `params` has rates for. Kept where the
-    /// held-out loss of the result as it is stored fell; the same bytes from the same inputs on the same device.
+    /// Minimises the distance of what a block gives from the target, over what `params` has rates for. Of the passes the best for
+    /// held-out windows is kept, where as it is stored it is closer than the block was; the same bytes from the same inputs on the same device.
     pub fn reconstruct(
         &mut self,
         config: &Config,
@@ -113,7 +113,7 @@ impl Tuner {
         if before.iter().any(|loss| !loss.is_finite()) {
             return Err(windows.bad_number(config.hidden, block.layer(), before[0]));
         }
-        let (passes, steps) = run.train(items, params)?;
+        let (passes, steps) = run.train(items, params, before[1])?;
         let Judged { linears, after, verdict } = run.judge(block, before)?;
         let [fit, heldout] = [0, 1].map(|part| Change { before: before[part], after: after[part] });
         let (bytes, seconds) = (plan.len as u64 * 4, began.elapsed().as_secs_f64());
@@ -180,24 +180,35 @@ impl Run<'_> {
 
     /// The losses of fit and held-out windows, in f32.
     fn losses(&mut self) -> Result<[f64; 2], TuneError> {
-        let all: Vec<usize> = (0..self.plan.errors.rows).collect();
-        for some in all.chunks(self.plan.at_once) {
-            self.bring(some);
-            self.plan.block.forward(self.arena, some.len() * self.positions(), Precision::F32);
-            self.compare(some, 0.0);
-        }
+        self.measure(0..self.plan.errors.rows);
         let (errors, fit) = (self.errors()?, self.windows.fit * self.positions());
         Ok([&errors[..fit], &errors[fit..]].map(|part| self.loss(part)))
     }
 
-    /// The mean loss of each pass, and the number of steps.
-    fn train(&mut self, items: Vec<Adam>, params: &TuneParams) -> Result<(Vec<f64>, usize), TuneError> {
+    /// Errors of some windows, in f32.
+    fn measure(&mut self, windows: std::ops::Range<usize>) {
+        for some in windows.collect::<Vec<usize>>().chunks(self.plan.at_once) {
+            self.bring(some);
+            self.plan.block.forward(self.arena, some.len() * self.positions(), Precision::F32);
+            self.compare(some, 0.0);
+        }
+    }
+
+    /// The mean loss of each pass, and the number of steps; the parameters are those of the pass that brought held-out
+    /// windows closest afterwards, or those of the beginning.
+    fn train(
+        &mut self,
+        items: Vec<Adam>,
+        params: &TuneParams,
+        before: f64,
+    ) -> Result<(Vec<f64>, usize), TuneError> {
         let mut order: Vec<usize> = (0..self.windows.fit).collect();
         let batch = (params.batch / self.positions()).max(1);
         let steps = params.passes * order.len().div_ceil(batch);
-        let mut optimiser = Optimiser::new(items, steps);
+        let mut optimiser = Optimiser::new(items.clone(), steps);
         let mut random = SplitMix64::new(params.seed);
-        let mut passes = Vec::new();
+        let (mut passes, mut best) = (Vec::new(), before);
+        self.plan.best.keep(self.arena, items.iter());
         for _ in 0..params.passes {
             shuffle(&mut order, &mut random);
             for batch in order.chunks(batch) {
@@ -205,9 +216,16 @@ impl Run<'_> {
                 optimiser.step(self.arena);
                 self.plan.block.compose(self.arena);
             }
-            let errors = self.errors()?;
-            passes.push(self.loss(&errors[..self.windows.fit * self.positions()]));
+            self.measure(self.windows.fit..self.plan.errors.rows);
+            let (errors, fit) = (self.errors()?, self.windows.fit * self.positions());
+            passes.push(self.loss(&errors[..fit]));
+            let now = self.loss(&errors[fit..]);
+            if now < best {
+                best = now;
+                self.plan.best.keep(self.arena, items.iter());
+            }
         }
+        self.plan.best.restore(self.arena, items.iter());
         Ok((passes, steps))
     }
 
