@@ -11,8 +11,10 @@ use lapidary::compress::device_calibration::{
     CaptureError, DeviceCalibration, GRAM_TOLERANCE, STREAM_TOLERANCE,
 };
 use lapidary::compress::recipe::Tokens;
+use lapidary::compress::self_written::{self, WriteParams};
 use lapidary::compress::streams::{Blocks, SiteGrams, Streams, Which};
 use lapidary::device::{Device, DeviceError};
+use lapidary::eval::{Original, evaluate_on};
 use lapidary::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
 use lapidary::model::sample::SampleParams;
 use lapidary::model::text::Text;
@@ -243,6 +245,58 @@ fn check_cached_logits(checkpoint: &Checkpoint) {
                 assert!(apart <= TOLERANCE * largest, "{name}, sequence {s}, position {p}: {apart:.1e}");
             }
         }
+    }
+}
+
+#[test]
+fn scores_of_a_text_are_the_hosts() {
+    /// Relative, of perplexity and divergence: what logits apart by 1e-3 of their size may change.
+    const TOLERANCE: f64 = 1e-3;
+    let checkpoint = embedded();
+    let original = Decoder::load(&checkpoint).unwrap();
+    let mut packed = original.clone();
+    pack_block(&mut packed, 2);
+    let params = CalibrationParams { window: 60, fit_tokens: Some(600), heldout_tokens: Some(60) };
+    let windows = calibration(&checkpoint, params).windows;
+    let score = |device: &Device| {
+        let original = Some(Original::Loaded(&original));
+        let scores = evaluate_on(device, &packed, original, &windows, &|_| ()).unwrap();
+        let divergence = scores.divergence.unwrap();
+        [scores.perplexity, divergence.mean_kl, divergence.original_perplexity]
+    };
+    let expected = score(&Device::Host);
+    for device in common::devices().into_iter().filter(|device| !matches!(device, Device::Host)) {
+        for (found, expected) in score(&device).into_iter().zip(expected) {
+            println!("{}: {found} against {expected}", device.name());
+            assert!((found / expected - 1.0).abs() < TOLERANCE, "{}: {found}, {expected}", device.name());
+        }
+    }
+}
+
+#[test]
+fn a_model_writes_its_text_by_the_seed_alone() {
+    let checkpoint = embedded();
+    let (decoder, tokenizer) = (Decoder::load(&checkpoint).unwrap(), checkpoint.tokenizer().unwrap());
+    let write = |device: &Device, count: usize, seed: u64| {
+        let params = WriteParams { seed, ..WriteParams::default() };
+        let wrote = std::sync::atomic::AtomicUsize::new(0);
+        let add = |tokens| _ = wrote.fetch_add(tokens, std::sync::atomic::Ordering::Relaxed);
+        let text = self_written::write(&decoder, &tokenizer, device, (count, 40), params, &add).unwrap();
+        assert_eq!((text.len(), wrote.into_inner()), (count * 40, count * 40));
+        text
+    };
+    let expected = write(&Device::Host, 6, 1);
+    assert_eq!(write(&Device::Host, 4, 1), expected[..160], "texts do not depend on how many there are");
+    assert_ne!(write(&Device::Host, 6, 2), expected);
+    // What the model learned: sentences about days, months, hours and numbers.
+    let words = tokenizer.decode(&expected).unwrap();
+    let known = ["Monday", "Friday", "May", "June", "hours", "days", "months"];
+    assert!(known.iter().filter(|word| words.contains(**word)).count() >= 4, "{words}");
+    for device in common::devices() {
+        let found = write(&device, 6, 1);
+        // Two tokens may be nearly equally likely: from there on a text is another.
+        let same = found.chunks(40).zip(expected.chunks(40)).filter(|(a, b)| a == b).count();
+        assert!(same >= 5, "{}: {same} of 6 texts", device.name());
     }
 }
 
