@@ -7,6 +7,7 @@
 //! | [`device`] | memory: where bytes live |
 //! | [`ops`] | one op a file: its definition on the host, its tolerance |
 //! | [`arrow`] | the resident Newton solver for arrow-structured systems |
+//! | [`atoms`] | dictionaries of typed shapes (circles, spheres ...) that explain activations |
 //! | [`blr`] | the payload of one packed linear layer: bytes, rank rule, product with activations |
 //! | [`model`] | checkpoints, tokenizers and the decoder with its capture points |
 //! | [`compress`] | calibration, the encoder, and the pipeline that packs a model |
@@ -16,6 +17,7 @@ pub mod device;
 pub mod ops;
 
 pub mod arrow;
+pub mod atoms;
 pub mod blr;
 pub mod model;
 

@@ -1,0 +1,252 @@
+use std::time::Instant;
+
+use faer::{Mat, Side};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::fit::{Ending, FitParams};
+use super::refine::{Effort, Fitted, Work, refine, residual};
+use super::search::{Shell, Signal, complement, shells};
+use super::start::{Guess, moments, principal, span, widest, with};
+use super::{AtomsError, Shape};
+
+/// Standard deviations of the difference between two criteria within which they tie.
+const BAND: f64 = 2.0;
+
+/// Nats within which two criteria always tie.
+const LEAST_BAND: f64 = 6.0;
+
+/// Nats a row and direction beyond which a shell is so clear that nothing wider is tried.
+const CLEAR: f64 = 0.7;
+
+/// How an atom came to be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Birth {
+    pub atom: usize,
+    pub shape: Shape,
+    /// Nats by which it explains its directions better than a normal distribution does, each direction's share of it.
+    pub advantage: f64,
+}
+
+/// The births of one fit.
+pub struct Race<'a> {
+    pub y: &'a [f64],
+    pub params: &'a FitParams,
+    pub deadline: Option<Instant>,
+    pub work: Work,
+}
+
+/// A candidate: a guess, the whitened directions that it takes, and its advantage over a normal distribution in them.
+struct Runner {
+    guess: Guess,
+    w: Mat<f64>,
+    gain: f64,
+}
+
+impl Runner {
+    /// Nats a direction.
+    fn advantage(&self) -> f64 {
+        self.gain / self.w.ncols() as f64
+    }
+}
+
+impl Race<'_> {
+    /// Numbers that a fit has chosen.
+    pub fn unknowns(&self, fitted: &Fitted) -> usize {
+        let dictionary = &fitted.dictionary;
+        let coordinates: usize =
+            fitted.codes.iter().flatten().map(|active| dictionary.atoms[active.atom].unknowns()).sum();
+        coordinates + dictionary.space.rank * (1 + dictionary.decoder_rows())
+    }
+
+    /// One round of births: shapes in directions that no longer overlap once whitened are independent, and are born
+    /// together. The fit with them, or why there is none.
+    pub fn run(
+        &mut self,
+        fitted: &Fitted,
+        round: u64,
+    ) -> Result<Result<(Fitted, Vec<Birth>), Ending>, AtomsError> {
+        let rank = fitted.dictionary.space.rank;
+        let e = residual(self.y, &fitted.dictionary, &fitted.codes);
+        let known = (!fitted.dictionary.atoms.is_empty()).then_some(fitted.dictionary.noise);
+        let Some(mut signal) = Signal::of(&e, rank, known).filter(|signal| signal.dim > 0) else {
+            return Ok(Err(Ending::NothingLeft));
+        };
+        let seed = self.params.seed.wrapping_add(round.wrapping_mul(0x9e37_79b9));
+        let first = fitted.dictionary.atoms.len();
+        let (mut guesses, mut births) = (Vec::new(), Vec::new());
+        while signal.dim > 0 && first + guesses.len() < self.params.atoms {
+            let Some(winner) = self.winner(fitted, &e, &signal, seed)? else { break };
+            let (atom, shape) = (first + guesses.len(), winner.guess.shape);
+            births.push(Birth { atom, shape, advantage: winner.advantage() });
+            guesses.push(winner.guess);
+            match signal.without(&winner.w) {
+                Some(rest) => signal = rest,
+                None => break,
+            }
+        }
+        if guesses.is_empty()
+            && let Some(guess) = self.plain(&e, rank)
+        {
+            births.push(Birth { atom: first, shape: guess.shape, advantage: 0.0 });
+            guesses.push(guess);
+        }
+        let (dictionary, codes) = with(fitted, &guesses);
+        let born = refine(self.y, dictionary, codes, self.effort())?;
+        self.work += born.work;
+        let pays = !guesses.is_empty() && born.criterion() < fitted.criterion() - LEAST_BAND;
+        Ok(if pays { Ok((born, births)) } else { Err(Ending::NoGain) })
+    }
+
+    fn may(&self, shape: Shape) -> bool {
+        self.params.shapes.iter().any(|allowed| allowed.name() == shape.name())
+    }
+
+    fn effort(&self) -> Effort {
+        Effort { rounds: 5, tries: 12, settled: 1e-3, deadline: self.deadline }
+    }
+
+    /// The shape with the largest advantage a direction.
+    fn winner(&self, fitted: &Fitted, e: &[f64], signal: &Signal, seed: u64) -> Result<Option<Runner>, AtomsError> {
+        let found = |shape, m| if self.may(shape) { shells(signal, m, seed, 1) } else { Vec::new() };
+        let mut runners: Vec<Runner> = Vec::new();
+        let runner = |guess, shell: &Shell| Runner { guess, w: shell.w.clone(), gain: shell.gain };
+        for ray in &found(Shape::Ray, 1) {
+            let single = runner(Guess::ray(ray), ray);
+            let line = (single.guess.shape == Shape::Ray && self.may(Shape::Line))
+                .then(|| gated_line(signal, ray, &single))
+                .flatten();
+            runners.push(line.unwrap_or(single));
+        }
+        runners.extend(found(Shape::Circle(1), 2).iter().map(|ring| runner(Guess::circle(ring), ring)));
+        let balls = found(Shape::Sphere(1), 3);
+        runners.extend(balls.iter().map(|ball| runner(Guess::sphere(ball), ball)));
+        let best = runners.iter().map(Runner::advantage).fold(0.0, f64::max);
+        if signal.dim >= 3 && best < CLEAR * signal.rows as f64 {
+            runners.extend(self.surfaces(fitted, e, signal, balls.first())?);
+        }
+        if std::env::var_os("ATOMS_DEBUG").is_some() { for r in &runners { eprintln!("RUN {:?} adv {:.1}", r.guess.shape, r.advantage()); } }
+        let winner = runners.into_iter().max_by(|a, b| a.advantage().total_cmp(&b.advantage()));
+        Ok(winner.filter(|winner| winner.gain > LEAST_BAND))
+    }
+
+    /// Tori, which have no density of their own in the search: fitted, beside lines for all other directions, and held
+    /// against lines for all directions.
+    fn surfaces(
+        &self,
+        fitted: &Fitted,
+        e: &[f64],
+        signal: &Signal,
+        ball: Option<&Shell>,
+    ) -> Result<Option<Runner>, AtomsError> {
+        if !self.may(Shape::Torus) {
+            return Ok(None);
+        }
+        let rank = fitted.dictionary.space.rank;
+        let w = match ball {
+            Some(ball) => ball.w.clone(),
+            None => Mat::identity(signal.dim, 3),
+        };
+        let Some(rest) = signal.without(&w) else { return Ok(None) };
+        let inside = |w: &Mat<f64>, signal: &Signal| principal(e, rank, &span(signal, w)?);
+        let Some(axes) = inside(&w, signal) else { return Ok(None) };
+        let line = |axes: &Mat<f64>, k: usize| {
+            Guess::everywhere(Shape::Line, e, rank, &axes.subcols(k, 1).to_owned())
+        };
+        let mut background = Vec::new();
+        if rest.dim > 0 {
+            let Some(others) = inside(&Mat::identity(rest.dim, rest.dim), &rest) else { return Ok(None) };
+            background.extend((0..rest.dim).filter_map(|k| line(&others, k)));
+        }
+        let rival: Vec<Guess> = (0..3).filter_map(|k| line(&axes, k)).chain(background.iter().cloned()).collect();
+        let mut teams = vec![rival];
+        for torus in Guess::tori(e, rank, &axes) {
+            teams.push(std::iter::once(torus).chain(background.iter().cloned()).collect());
+        }
+        let fits: Vec<_> = teams
+            .par_iter()
+            .map(|team| {
+                let (dictionary, codes) = with(fitted, team);
+                refine(self.y, dictionary, codes, self.effort())
+            })
+            .collect();
+        let fits = fits.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let best = (1..fits.len()).min_by(|a, b| fits[*a].criterion().total_cmp(&fits[*b].criterion()));
+        let Some(best) = best else { return Ok(None) };
+        let (gain, band) = lead(&fits[best], &fits[0]);
+        Ok((gain > band).then(|| Runner { guess: teams[best][0].clone(), w, gain }))
+    }
+
+    /// Where nothing is shaped: a line through everything.
+    fn plain(&self, e: &[f64], rank: usize) -> Option<Guess> {
+        if !self.may(Shape::Line) {
+            return None;
+        }
+        Guess::everywhere(Shape::Line, e, rank, &widest(e, rank, 1, |_| true)?)
+    }
+}
+
+/// A ray is a line where a further direction varies in the rows in which it is on, and only there.
+fn gated_line(signal: &Signal, ray: &Shell, single: &Runner) -> Option<Runner> {
+    let rest = signal.without(&ray.w)?;
+    let q = rest.dim;
+    let lit: Vec<usize> = (0..signal.rows).filter(|i| ray.on[*i] > 0.5).collect();
+    let dark: Vec<usize> = (0..signal.rows).filter(|i| ray.on[*i] <= 0.5).collect();
+    if q == 0 || lit.len() < q + 3 || dark.len() < q + 3 {
+        return None;
+    }
+    let covariance = |chosen: &[usize]| {
+        let mean: Vec<f64> = (0..q).map(|k| moments(&column(&rest, chosen, k)).0).collect();
+        let mut c = Mat::<f64>::zeros(q, q);
+        for i in chosen {
+            for k in 0..q {
+                for l in 0..q {
+                    let (a, b) = (rest.white[i * q + k] - mean[k], rest.white[i * q + l] - mean[l]);
+                    c[(k, l)] += a * b / chosen.len() as f64;
+                }
+            }
+        }
+        c
+    };
+    // Largest variance when on against that when off.
+    let l = covariance(&dark);
+    let l = Mat::from_fn(q, q, |i, j| l[(i, j)] + if i == j { 1e-9 } else { 0.0 });
+    let root = l.llt(Side::Lower).ok()?;
+    use faer::linalg::solvers::Solve;
+    let whitened = {
+        let half = root.L().to_owned();
+        let inverse = half.partial_piv_lu().solve(Mat::<f64>::identity(q, q));
+        &inverse * covariance(&lit) * inverse.transpose()
+    };
+    let eigen = whitened.self_adjoint_eigen(Side::Lower).ok()?;
+    let half = root.L().to_owned();
+    let top = Mat::from_fn(q, 1, |i, _| eigen.U()[(i, q - 1)]);
+    let direction = half.transpose().partial_piv_lu().solve(&top);
+    let length = direction.norm_l2();
+    let direction = &direction * faer::Scale(1.0 / length);
+    let along = rest.on(&direction);
+    let pick = |chosen: &[usize]| chosen.iter().map(|i| along[*i]).collect::<Vec<f64>>();
+    let (bright, dim) = (moments(&pick(&lit)).1, moments(&pick(&dark)).1);
+    // Two normal distributions against one of variance 1.
+    let gain = -(lit.len() as f64 * bright.ln() + dark.len() as f64 * dim.ln())
+        - 0.5 * (signal.rows as f64).ln() * (q as f64 + 3.0);
+    // Back among all whitened directions.
+    let back = complement(&ray.w)?;
+    let second = &back * &direction;
+    let w = Mat::from_fn(signal.dim, 2, |i, k| if k == 0 { ray.w[(i, 0)] } else { second[(i, 0)] });
+    let enough = gain > LEAST_BAND + 0.05 * signal.rows as f64;
+    enough.then(|| Runner { guess: Guess::line(ray, &along), w, gain: single.gain.max(gain) * 2.0 })
+}
+
+fn column(signal: &Signal, chosen: &[usize], k: usize) -> Vec<f64> {
+    chosen.iter().map(|i| signal.white[i * signal.dim + k]).collect()
+}
+
+/// Nats by which a fit leads another, and those within which they tie: the spread of the sum of the rows' differences.
+fn lead(fitted: &Fitted, rival: &Fitted) -> (f64, f64) {
+    let n = fitted.costs.len() as f64;
+    let differences: Vec<f64> = fitted.costs.iter().zip(&rival.costs).map(|(a, b)| b - a).collect();
+    let mean = differences.iter().sum::<f64>() / n;
+    let variance = differences.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / n;
+    (rival.criterion() - fitted.criterion(), (BAND * (variance * n).sqrt()).max(LEAST_BAND))
+}
