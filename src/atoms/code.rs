@@ -15,8 +15,6 @@ pub struct Resolved {
     pub code: Code,
     /// Negative log-likelihood in nats, coordinates and amplitudes integrated out by Laplace's method.
     pub cost: f64,
-    /// ‖x − x̂‖² in the space of the fit.
-    pub error: f64,
 }
 
 /// Finds, row by row, which atoms are on and where on them the row lies, decoders fixed: minimises
@@ -97,7 +95,7 @@ impl<'a> Coder<'a> {
         let mut e = self.rest(row, &code);
         self.sweep(&mut code, &mut e, Gates::Free, SWEEPS);
         let cost = self.cost(&code, &e);
-        Resolved { code, cost, error: e.iter().map(|e| e * e).sum() }
+        Resolved { code, cost }
     }
 
     fn sweep(&self, code: &mut Code, e: &mut [f64], gates: Gates, sweeps: usize) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::model::{Code, Dictionary};
 use super::race::{Birth, Race};
 use super::refine::{Effort, Fitted, Work, refine};
-use super::{AtomsError, Shape, Space, gauge};
+use super::{AtomsError, Shape, Space, gauge, reshape};
 
 /// How a dictionary is fitted.
 #[derive(Clone, Debug)]
@@ -200,7 +200,8 @@ fn grow(race: &mut Race<'_>, mut fitted: Fitted) -> Result<(Fitted, Vec<Birth>, 
             Err(ending) => break ending,
         }
     };
-    let (fitted, ending) = (prune(race, fitted, &mut births)?, ending);
+    let fitted = prune(race, fitted, &mut births)?;
+    let fitted = reshape::reshape(race, fitted, &mut births)?;
     Ok((fitted, births, ending))
 }
 

@@ -14,6 +14,7 @@
 //! | `gauge` | what a fit leaves open |
 //! | `refine` | rounds of all these, and the criterion |
 //! | `search` · `start` · `race` | candidates, first guesses, and which of them is born |
+//! | `reshape` | the race between shapes on the rows that an atom has |
 //! | `fit` | births to the end, outcome and certificate |
 //! | [`measure`] | what a fit is worth on rows that it has not seen |
 //! | [`zoo`] | planted data |
@@ -27,6 +28,7 @@ mod model;
 mod problem;
 mod race;
 mod refine;
+mod reshape;
 mod search;
 pub mod shape;
 mod space;

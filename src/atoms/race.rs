@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::fit::{Ending, FitParams};
 use super::refine::{Effort, Fitted, Work, refine, residual};
 use super::search::{Shell, Signal, complement, shells};
-use super::start::{Guess, moments, principal, span, widest, with};
+use super::start::{Guess, moments, principal, span, with};
 use super::{AtomsError, Shape};
 
 /// Standard deviations of the difference between two criteria within which they tie.
@@ -85,11 +85,12 @@ impl Race<'_> {
                 None => break,
             }
         }
-        if guesses.is_empty()
-            && let Some(guess) = self.plain(&e, rank)
-        {
-            births.push(Birth { atom: first, shape: guess.shape, advantage: 0.0 });
-            guesses.push(guess);
+        // What is left is normal as far as this can tell: lines, so that it is no noise to the others.
+        for guess in self.plain(&e, rank, &signal) {
+            if first + guesses.len() < self.params.atoms {
+                births.push(Birth { atom: first + guesses.len(), shape: guess.shape, advantage: 0.0 });
+                guesses.push(guess);
+            }
         }
         let (dictionary, codes) = with(fitted, &guesses);
         let born = refine(self.y, dictionary, codes, self.effort())?;
@@ -113,9 +114,10 @@ impl Race<'_> {
         let runner = |guess, shell: &Shell| Runner { guess, w: shell.w.clone(), gain: shell.gain };
         for ray in &found(Shape::Ray, 1) {
             let single = runner(Guess::ray(ray), ray);
-            let line = (single.guess.shape == Shape::Ray && self.may(Shape::Line))
-                .then(|| gated_line(signal, ray, &single))
-                .flatten();
+            let bends = single.guess.shape == Shape::Ray && self.may(Shape::Line);
+            let sides = [ray.clone(), ray.turned(ray.width)];
+            let lines = sides.iter().filter(|_| bends).filter_map(|ray| gated_line(signal, ray, single.gain));
+            let line = lines.max_by(|a, b| a.gain.total_cmp(&b.gain));
             runners.push(line.unwrap_or(single));
         }
         runners.extend(found(Shape::Circle(1), 2).iter().map(|ring| runner(Guess::circle(ring), ring)));
@@ -125,7 +127,6 @@ impl Race<'_> {
         if signal.dim >= 3 && best < CLEAR * signal.rows as f64 {
             runners.extend(self.surfaces(fitted, e, signal, balls.first())?);
         }
-        if std::env::var_os("ATOMS_DEBUG").is_some() { for r in &runners { eprintln!("RUN {:?} adv {:.1}", r.guess.shape, r.advantage()); } }
         let winner = runners.into_iter().max_by(|a, b| a.advantage().total_cmp(&b.advantage()));
         Ok(winner.filter(|winner| winner.gain > LEAST_BAND))
     }
@@ -177,17 +178,19 @@ impl Race<'_> {
         Ok((gain > band).then(|| Runner { guess: teams[best][0].clone(), w, gain }))
     }
 
-    /// Where nothing is shaped: a line through everything.
-    fn plain(&self, e: &[f64], rank: usize) -> Option<Guess> {
-        if !self.may(Shape::Line) {
-            return None;
+    /// Lines through everything, one along each principal direction of what is left.
+    fn plain(&self, e: &[f64], rank: usize, left: &Signal) -> Vec<Guess> {
+        if !self.may(Shape::Line) || left.dim == 0 {
+            return Vec::new();
         }
-        Guess::everywhere(Shape::Line, e, rank, &widest(e, rank, 1, |_| true)?)
+        let axes = span(left, &Mat::identity(left.dim, left.dim)).and_then(|axes| principal(e, rank, &axes));
+        let line = |axes: &Mat<f64>, k| Guess::everywhere(Shape::Line, e, rank, &axes.subcols(k, 1).to_owned());
+        axes.iter().flat_map(|axes| (0..axes.ncols()).filter_map(|k| line(axes, k)).collect::<Vec<_>>()).collect()
     }
 }
 
 /// A ray is a line where a further direction varies in the rows in which it is on, and only there.
-fn gated_line(signal: &Signal, ray: &Shell, single: &Runner) -> Option<Runner> {
+fn gated_line(signal: &Signal, ray: &Shell, single: f64) -> Option<Runner> {
     let rest = signal.without(&ray.w)?;
     let q = rest.dim;
     let lit: Vec<usize> = (0..signal.rows).filter(|i| ray.on[*i] > 0.5).collect();
@@ -235,7 +238,7 @@ fn gated_line(signal: &Signal, ray: &Shell, single: &Runner) -> Option<Runner> {
     let second = &back * &direction;
     let w = Mat::from_fn(signal.dim, 2, |i, k| if k == 0 { ray.w[(i, 0)] } else { second[(i, 0)] });
     let enough = gain > LEAST_BAND + 0.05 * signal.rows as f64;
-    enough.then(|| Runner { guess: Guess::line(ray, &along), w, gain: single.gain.max(gain) * 2.0 })
+    enough.then(|| Runner { guess: Guess::line(ray, &along), w, gain: single + gain })
 }
 
 fn column(signal: &Signal, chosen: &[usize], k: usize) -> Vec<f64> {
@@ -243,7 +246,7 @@ fn column(signal: &Signal, chosen: &[usize], k: usize) -> Vec<f64> {
 }
 
 /// Nats by which a fit leads another, and those within which they tie: the spread of the sum of the rows' differences.
-fn lead(fitted: &Fitted, rival: &Fitted) -> (f64, f64) {
+pub fn lead(fitted: &Fitted, rival: &Fitted) -> (f64, f64) {
     let n = fitted.costs.len() as f64;
     let differences: Vec<f64> = fitted.costs.iter().zip(&rival.costs).map(|(a, b)| b - a).collect();
     let mean = differences.iter().sum::<f64>() / n;

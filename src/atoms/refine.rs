@@ -5,7 +5,7 @@ use super::code::{Coder, Resolved};
 use super::gauge;
 use super::model::{Code, Dictionary};
 use super::problem::{Joint, Regression};
-use crate::arrow::{self, NewtonParams, Reuse, Stop, newton};
+use crate::arrow::{NewtonParams, Reuse, Stop, newton};
 
 /// The noise a component is at least this share of the mean variance a component: f64's rounding, squared.
 const LEAST_NOISE: f64 = 1e-20;
@@ -65,7 +65,6 @@ pub struct Fitted {
     pub settled: bool,
     /// ‖∇φ‖ of the last Newton loop over that of its start.
     pub gradient: f64,
-    pub inner: Option<arrow::Outcome>,
 }
 
 impl Fitted {
@@ -92,7 +91,7 @@ pub fn refine(y: &[f64], start: Dictionary, codes: Vec<Code>, effort: Effort) ->
         if round == 0 {
             update_noise(&mut dictionary, y, &codes);
         }
-        let (gradient, inner) = descend(y, &mut dictionary, &mut codes, effort, &mut work)?;
+        let gradient = descend(y, &mut dictionary, &mut codes, effort, &mut work)?;
         gauge::normalise(&mut dictionary, &mut codes);
         update(&mut dictionary, y, &codes)?;
         let resolved = Coder::new(&dictionary).resolve(y, Some(&codes));
@@ -102,7 +101,7 @@ pub fn refine(y: &[f64], start: Dictionary, codes: Vec<Code>, effort: Effort) ->
         let criterion = costs.iter().sum::<f64>() + penalty;
         if best.as_ref().is_none_or(|best| criterion < best.criterion()) {
             let (dictionary, codes) = (dictionary.clone(), codes.clone());
-            best = Some(Fitted { dictionary, codes, costs, penalty, work, settled, gradient, inner });
+            best = Some(Fitted { dictionary, codes, costs, penalty, work, settled, gradient });
         }
         settled = (last - criterion).abs() <= effort.settled * rows;
         last = criterion;
@@ -122,10 +121,10 @@ fn descend(
     codes: &mut Vec<Code>,
     effort: Effort,
     work: &mut Work,
-) -> Result<(f64, Option<arrow::Outcome>), AtomsError> {
+) -> Result<f64, AtomsError> {
     let mut joint = Joint::new(y, dictionary, codes);
     if !joint.has_unknowns() {
-        return Ok((0.0, None));
+        return Ok(0.0);
     }
     let params = NewtonParams {
         stop: Stop::RelativeGradient(1e-9),
@@ -148,8 +147,7 @@ fn descend(
     };
     let (next, moved) = joint.read(&summary.z);
     (*dictionary, *codes) = (next, moved);
-    let relative = if first > 0.0 { summary.gradient_norm / first } else { 0.0 };
-    Ok((relative, Some(summary.outcome)))
+    Ok(if first > 0.0 { summary.gradient_norm / first } else { 0.0 })
 }
 
 /// What decoders and priors cost: half the logarithm of the rows that speak for them, a number (Schwarz).

@@ -115,6 +115,19 @@ struct Density {
     widths: [f64; 2],
 }
 
+impl Shell {
+    /// For m = 1, the same clusters with their parts exchanged.
+    pub fn turned(&self, width: f64) -> Self {
+        Self {
+            w: &self.w * faer::Scale(-1.0),
+            z: self.z.iter().map(|z| self.radius - z).collect(),
+            on: self.on.iter().map(|on| 1.0 - on).collect(),
+            width,
+            ..self.clone()
+        }
+    }
+}
+
 /// The best shells of m dimensions, distinct, the best first.
 pub fn shells(signal: &Signal, m: usize, seed: u64, keep: usize) -> Vec<Shell> {
     let q = signal.dim;
@@ -142,7 +155,6 @@ pub fn shells(signal: &Signal, m: usize, seed: u64, keep: usize) -> Vec<Shell> {
         })
         .collect();
     all.sort_by(|a, b| b.gain.total_cmp(&a.gain));
-    if std::env::var_os("ATOMS_DEBUG").is_some() { for s in all.iter().take(3) { eprintln!("  q {q} SHELL m {} gain {:.1} radius {:.2} width {:.3} on {:.2}", m, s.gain, s.radius, s.width, s.on.iter().sum::<f64>()/s.on.len() as f64); } }
     let mut kept: Vec<Shell> = Vec::new();
     for shell in all {
         if kept.len() < keep && kept.iter().all(|other| overlap(&other.w, &shell.w) < 0.8) {
@@ -281,7 +293,12 @@ fn ascend(signal: &Signal, mut w: Mat<f64>) -> Option<Shell> {
     let normal: f64 = z.iter().map(|z| 0.5 * (z * z + TAU.ln())).sum();
     let gain = density.log_likelihood(&z, m) + normal - 0.5 * (n as f64).ln() * numbers;
     let z = z.chunks_exact(m).flat_map(|z| (0..m).map(|k| z[k] - density.centre[k]).collect::<Vec<_>>()).collect();
-    Some(Shell { w, z, on, radius: density.radius, width: density.widths[0], gain })
+    let shell = Shell { w, z, on, radius: density.radius, width: density.widths[0], gain };
+    // Of two clusters on a line the narrow one, or the larger of two alike, is where nothing is on.
+    let [far, near] = density.widths;
+    let alike = far / near > 0.7 && far / near < 1.4;
+    let turned = m == 1 && if alike { density.share > 0.5 } else { far < near };
+    Some(if turned { shell.turned(near) } else { shell })
 }
 
 fn polar(a: &Mat<f64>) -> Option<Mat<f64>> {

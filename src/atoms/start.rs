@@ -102,9 +102,9 @@ pub fn span(signal: &Signal, w: &Mat<f64>) -> Option<Mat<f64>> {
     Some(svd.U().to_owned())
 }
 
-/// The widest directions (r x m) of some rows of the residual, around their mean.
-pub fn widest(e: &[f64], rank: usize, m: usize, chosen: impl Fn(usize) -> bool) -> Option<Mat<f64>> {
-    let lit: Vec<&[f64]> = e.chunks_exact(rank).enumerate().filter(|(i, _)| chosen(*i)).map(|(_, e)| e).collect();
+/// The widest directions (r x m) of rows, around their mean.
+fn widest(e: &[f64], rank: usize, m: usize) -> Option<Mat<f64>> {
+    let lit: Vec<&[f64]> = e.chunks_exact(rank).collect();
     if lit.len() < 3 {
         return None;
     }
@@ -121,7 +121,7 @@ pub fn widest(e: &[f64], rank: usize, m: usize, chosen: impl Fn(usize) -> bool) 
 pub fn principal(e: &[f64], rank: usize, axes: &Mat<f64>) -> Option<Mat<f64>> {
     let m = axes.ncols();
     let z = scores(e, rank, axes);
-    let inside = widest(&z, m, m, |_| true)?;
+    let inside = widest(&z, m, m)?;
     Some(axes * inside)
 }
 
