@@ -56,7 +56,7 @@ impl<'a> Coder<'a> {
         y.par_chunks(rank)
             .enumerate()
             .map(|(i, row)| {
-                let fresh = self.grow(row);
+                let fresh = self.grow(row, None);
                 match before {
                     Some(before) if !before[i].is_empty() => {
                         let kept = self.settle(row, before[i].clone());
@@ -69,10 +69,32 @@ impl<'a> Coder<'a> {
             .collect()
     }
 
-    /// From nothing on: the atom that gains most, until none gains.
-    fn grow(&self, row: &[f64]) -> Resolved {
+    /// Rows without codes of before, more thoroughly: from nothing, and with each atom as the first one.
+    pub fn encode(&self, y: &[f64]) -> Vec<Resolved> {
+        y.par_chunks(self.dictionary.space.rank)
+            .map(|row| {
+                let mut best = self.grow(row, None);
+                let firsts = if self.atoms.len() > 1 { 0..self.atoms.len() } else { 0..0 };
+                for k in firsts {
+                    let other = self.grow(row, Some(k));
+                    // Equal ones to rounding: the plain search's stays.
+                    if other.cost < best.cost - 1e-9 {
+                        best = other;
+                    }
+                }
+                best
+            })
+            .collect()
+    }
+
+    /// The atom that gains most, until none gains; `first` is on at the start whether it gains or not.
+    fn grow(&self, row: &[f64], first: Option<usize>) -> Resolved {
         let mut code = Code::new();
         let mut e = self.rest(row, &code);
+        if let Some(proposal) = first.and_then(|k| self.propose(k, &e, None)) {
+            code.push(proposal.active);
+            e = self.rest(row, &code);
+        }
         for _ in 0..self.dictionary.most_active.min(self.atoms.len()) {
             let best = (0..self.atoms.len())
                 .filter(|k| code.iter().all(|active| active.atom != *k))

@@ -37,7 +37,7 @@ impl Dictionary {
         }
         checked(x, width)?;
         let y = self.space.project(x);
-        Ok(Coder::new(self).resolve(&y, None).into_iter().map(|resolved| resolved.code).collect())
+        Ok(Coder::new(self).encode(&y).into_iter().map(|resolved| resolved.code).collect())
     }
 
     /// The rows that codes stand for, n x p.

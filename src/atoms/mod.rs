@@ -17,14 +17,21 @@
 //! | `reshape` | the race between shapes on the rows that an atom has |
 //! | `fit` | births to the end, outcome and certificate |
 //! | [`measure`] | what a fit is worth on rows that it has not seen |
-//! | [`zoo`] | planted data |
+//! | [`baseline`] | linear dictionaries of the same size |
+//! | [`mod@file`] | activations and dictionaries on disk |
+//! | [`zoo`] · [`mod@bench`] | planted data, and fits held to it |
+//! | [`mod@picture`] | an atom as SVG, in its own plane |
 
+pub mod baseline;
+pub mod bench;
 mod code;
 mod error;
+pub mod file;
 mod fit;
 mod gauge;
 pub mod measure;
 mod model;
+pub mod picture;
 mod problem;
 mod race;
 mod refine;

@@ -108,6 +108,11 @@ impl Case {
         }
     }
 
+    /// The shapes that it plants.
+    pub fn plant_shapes(self) -> Vec<Shape> {
+        self.recipe().shapes
+    }
+
     fn recipe(self) -> Recipe {
         let (circle, base) = (Shape::Circle(1), |shapes: Vec<Shape>, active: f64| Recipe {
             shapes,
