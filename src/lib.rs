@@ -11,6 +11,7 @@
 //! | [`blr`] | the payload of one packed linear layer: bytes, rank rule, product with activations |
 //! | [`model`] | checkpoints, tokenizers and the decoder with its capture points |
 //! | [`compress`] | calibration, the encoder, and the pipeline that packs a model |
+//! | [`explain`] | a model's activations, explained: words, texts, pictures |
 //! | [`eval`] | perplexity and divergence from the original |
 
 pub mod device;
@@ -23,6 +24,7 @@ pub mod model;
 
 pub mod compress;
 pub mod eval;
+pub mod explain;
 
 // Unit tests find devices as those in tests/ do, with tests/common.
 #[cfg(test)]

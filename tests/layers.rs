@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Bottom first; modules of one row do not know each other.
-const LAYERS: [&[&str]; 5] = [&["device"], &["ops"], &["blr", "arrow"], &["model", "atoms"], &["compress", "eval"]];
+const LAYERS: [&[&str]; 5] =
+    [&["device"], &["ops"], &["blr", "arrow"], &["model", "atoms"], &["compress", "eval", "explain"]];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();

@@ -113,7 +113,8 @@ fn pursue(d: &[f64], rank: usize, row: &[f64], count: usize) -> Sparse {
     let mut chosen: Vec<usize> = Vec::new();
     let mut values = Vec::new();
     let mut rest = row.to_vec();
-    let along = |j: usize, v: &[f64]| d[j * rank..(j + 1) * rank].iter().zip(v).map(|(a, b)| a * b).sum::<f64>();
+    let along =
+        |j: usize, v: &[f64]| d[j * rank..(j + 1) * rank].iter().zip(v).map(|(a, b)| a * b).sum::<f64>();
     for _ in 0..count.min(d.len() / rank).min(rank) {
         let left = (0..d.len() / rank).filter(|j| !chosen.contains(j)).map(|j| (along(j, &rest).abs(), j));
         let Some((_, next)) = left.max_by(|a, b| a.0.total_cmp(&b.0)) else { break };

@@ -47,7 +47,8 @@ impl Trial {
         let dictionary = &found.dictionary;
         let measures = dictionary.measure(planted.heldout_rows(), planted.width)?;
         let recoveries = recoveries(&planted.shapes, planted.heldout_truth(), dictionary, &measures.codes);
-        let size = Size { rows: dictionary.decoder_rows(), coefficients: measures.coefficients.ceil() as usize };
+        let size =
+            Size { rows: dictionary.decoder_rows(), coefficients: measures.coefficients.ceil() as usize };
         let baselines = (size.coefficients > 0)
             .then(|| baselines(planted.fit_rows(), planted.heldout_rows(), planted.width, size))
             .transpose()?;

@@ -242,10 +242,8 @@ impl Prepared {
         let mut gram = [[0.0; LARGEST_BASIS]; LARGEST_BASIS];
         for i in 0..basis {
             for j in 0..basis {
-                let (a, b) = (
-                    &atom.decoder[i * rank..(i + 1) * rank],
-                    &atom.decoder[j * rank..(j + 1) * rank],
-                );
+                let (a, b) =
+                    (&atom.decoder[i * rank..(i + 1) * rank], &atom.decoder[j * rank..(j + 1) * rank]);
                 gram[i][j] = a.iter().zip(b).map(|(a, b)| a * b).sum();
             }
         }

@@ -55,14 +55,18 @@ pub fn read_activations(file: &Path, tensor: Option<&str>) -> Result<Activations
         (None, several) => {
             let mut several = several.to_vec();
             several.sort_unstable();
-            return Err(error(file, format!("holds {} tensors; name one with --tensor: {}", several.len(), several.join(", "))));
+            return Err(error(
+                file,
+                format!("holds {} tensors; name one with --tensor: {}", several.len(), several.join(", ")),
+            ));
         }
     };
     let view = tensors.tensor(name).map_err(|_| {
         error(file, format!("has no tensor `{name}`; there are: {}", tensors.names().join(", ")))
     })?;
-    let x = decode(view.dtype(), view.data())
-        .ok_or_else(|| error(file, format!("`{name}` is stored as {:?}; F16, BF16, F32 and F64 are read", view.dtype())))?;
+    let x = decode(view.dtype(), view.data()).ok_or_else(|| {
+        error(file, format!("`{name}` is stored as {:?}; F16, BF16, F32 and F64 are read", view.dtype()))
+    })?;
     rows(view.shape(), x).map_err(|what| error(file, format!("`{name}` {what}")))
 }
 
@@ -88,7 +92,12 @@ fn npy(bytes: &[u8]) -> Result<Activations, String> {
     let short = || "ends inside its header".to_owned();
     let major = *bytes.get(6).ok_or_else(short)?;
     let (len, start): (usize, usize) = match major {
-        1 => (usize::from(u16::from_le_bytes(bytes.get(8..10).ok_or_else(short)?.try_into().map_err(|_| short())?)), 10),
+        1 => (
+            usize::from(u16::from_le_bytes(
+                bytes.get(8..10).ok_or_else(short)?.try_into().map_err(|_| short())?,
+            )),
+            10,
+        ),
         2 | 3 => (
             u32::from_le_bytes(bytes.get(8..12).ok_or_else(short)?.try_into().map_err(|_| short())?) as usize,
             12,
@@ -114,8 +123,9 @@ fn npy(bytes: &[u8]) -> Result<Activations, String> {
     };
     let shape = field("shape")?.trim_start_matches('(').split(')').next().unwrap_or_default();
     let shape = shape.split(',').map(str::trim).filter(|part| !part.is_empty());
-    let shape: Vec<usize> =
-        shape.map(|part| part.parse().map_err(|_| format!("has `{part}` in its shape"))).collect::<Result<_, _>>()?;
+    let shape: Vec<usize> = shape
+        .map(|part| part.parse().map_err(|_| format!("has `{part}` in its shape")))
+        .collect::<Result<_, _>>()?;
     let data = &bytes[start + len..];
     let x = decode(dtype, data).ok_or("cannot be decoded")?;
     let expected = shape.iter().try_fold(1usize, |all, part| all.checked_mul(*part)).ok_or("is too large")?;
@@ -146,7 +156,11 @@ struct AtomHead {
 ///
 /// # Errors
 /// The disk's.
-pub fn write_dictionary(file: &Path, dictionary: &Dictionary, certificate: &Certificate) -> Result<(), AtomsError> {
+pub fn write_dictionary(
+    file: &Path,
+    dictionary: &Dictionary,
+    certificate: &Certificate,
+) -> Result<(), AtomsError> {
     let head = Head {
         scale: dictionary.space.scale,
         share: dictionary.space.share,
@@ -175,20 +189,26 @@ pub fn write_dictionary(file: &Path, dictionary: &Dictionary, certificate: &Cert
         ("dictionary".to_owned(), json(serde_json::to_string(&head))?),
         ("certificate".to_owned(), json(serde_json::to_string(certificate))?),
     ]);
-    let bytes: Vec<_> = tensors.into_iter().map(|(name, shape, x)| (name, Dtype::F64, shape, to_bytes(x))).collect();
+    let bytes: Vec<_> =
+        tensors.into_iter().map(|(name, shape, x)| (name, Dtype::F64, shape, to_bytes(x))).collect();
     write(file, &bytes, Some(metadata))
 }
 
 type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
-fn write(file: &Path, tensors: &[Tensor], metadata: Option<HashMap<String, String>>) -> Result<(), AtomsError> {
+fn write(
+    file: &Path,
+    tensors: &[Tensor],
+    metadata: Option<HashMap<String, String>>,
+) -> Result<(), AtomsError> {
     let views = tensors
         .iter()
         .map(|(name, dtype, shape, bytes)| Ok((name.clone(), TensorView::new(*dtype, shape.clone(), bytes)?)))
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
     let bytes = views.and_then(|views| safetensors::serialize(views, metadata));
     let bytes = bytes.map_err(|e| error(file, e.to_string()))?;
-    write_durably(file, |out| out.write_all(&bytes)).map_err(|e| error(file, format!("cannot be written: {e}")))
+    write_durably(file, |out| out.write_all(&bytes))
+        .map_err(|e| error(file, format!("cannot be written: {e}")))
 }
 
 fn to_bytes(x: &[f64]) -> Vec<u8> {
@@ -214,16 +234,28 @@ fn parse(bytes: &[u8]) -> Result<Dictionary, String> {
     let read = |name: &str, dims: usize| -> Result<(Vec<usize>, Vec<f64>), String> {
         let view = tensors.tensor(name).map_err(|_| format!("has no tensor `{name}`"))?;
         if view.dtype() != Dtype::F64 || view.shape().len() != dims {
-            return Err(format!("`{name}` is {:?} {:?}; F64 of {dims} dimensions is expected", view.dtype(), view.shape()));
+            return Err(format!(
+                "`{name}` is {:?} {:?}; F64 of {dims} dimensions is expected",
+                view.dtype(),
+                view.shape()
+            ));
         }
         let x = decode(Dtype::F64, view.data()).unwrap_or_default();
-        if x.iter().all(|v| v.is_finite()) { Ok((view.shape().to_vec(), x)) } else { Err(format!("`{name}` has NaN or infinity in it")) }
+        if x.iter().all(|v| v.is_finite()) {
+            Ok((view.shape().to_vec(), x))
+        } else {
+            Err(format!("`{name}` has NaN or infinity in it"))
+        }
     };
     let (shape, axes) = read("axes", 2)?;
     let (rank, width) = (shape[0], shape[1]);
     let (mean, base) = (read("mean", 1)?.1, read("base", 1)?.1);
     if rank == 0 || mean.len() != width || base.len() != rank {
-        return Err(format!("`axes` is {rank} x {width}, but `mean` has {} numbers and `base` {}", mean.len(), base.len()));
+        return Err(format!(
+            "`axes` is {rank} x {width}, but `mean` has {} numbers and `base` {}",
+            mean.len(),
+            base.len()
+        ));
     }
     let fine = |v: f64| v.is_finite() && v > 0.0;
     if !fine(head.scale) || !fine(head.noise) {
@@ -255,7 +287,8 @@ fn parse(bytes: &[u8]) -> Result<Dictionary, String> {
 /// # Errors
 /// The disk's.
 pub fn write_codes(file: &Path, codes: &[Code]) -> Result<(), AtomsError> {
-    let all: Vec<_> = codes.iter().enumerate().flat_map(|(i, code)| code.iter().map(move |a| (i, a))).collect();
+    let all: Vec<_> =
+        codes.iter().enumerate().flat_map(|(i, code)| code.iter().map(move |a| (i, a))).collect();
     let count = all.len();
     let whole = |numbers: Vec<i64>| numbers.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let row = whole(all.iter().map(|(i, _)| *i as i64).collect());

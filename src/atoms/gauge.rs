@@ -19,8 +19,7 @@ use super::model::{Active, Atom, Code, Dictionary};
 pub fn normalise(dictionary: &mut Dictionary, codes: &mut [Code]) {
     let n = codes.len();
     for k in 0..dictionary.atoms.len() {
-        let on: Vec<Active> =
-            codes.iter().flatten().filter(|active| active.atom == k).copied().collect();
+        let on: Vec<Active> = codes.iter().flatten().filter(|active| active.atom == k).copied().collect();
         if on.is_empty() {
             continue;
         }
@@ -100,7 +99,8 @@ fn substituted(atom: &Atom, from: impl Fn([f64; 2]) -> [f64; 2]) -> Option<Vec<f
         (0..basis).map(|j| phi[j] * atom.decoder[j * rank + l]).sum::<f64>()
     });
     let solved = left.partial_piv_lu().solve(&right);
-    let decoder: Vec<f64> = (0..basis).flat_map(|j| (0..rank).map(move |l| (j, l))).map(|at| solved[at]).collect();
+    let decoder: Vec<f64> =
+        (0..basis).flat_map(|j| (0..rank).map(move |l| (j, l))).map(|at| solved[at]).collect();
     decoder.iter().all(|b| b.is_finite()).then_some(decoder)
 }
 

@@ -72,8 +72,10 @@ pub fn explained_variance(x: &[f64], estimate: &[f64], width: usize) -> f64 {
         mean.iter_mut().zip(row).for_each(|(m, x)| *m += x / n);
     }
     let error: f64 = x.iter().zip(estimate).map(|(x, e)| (x - e).powi(2)).sum();
-    let total: f64 =
-        x.chunks_exact(width).map(|row| row.iter().zip(&mean).map(|(x, m)| (x - m).powi(2)).sum::<f64>()).sum();
+    let total: f64 = x
+        .chunks_exact(width)
+        .map(|row| row.iter().zip(&mean).map(|(x, m)| (x - m).powi(2)).sum::<f64>())
+        .sum();
     1.0 - error / total
 }
 

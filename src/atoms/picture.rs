@@ -36,7 +36,8 @@ pub fn atom(dictionary: &Dictionary, codes: &[Code], x: &[f64], k: usize, labels
          <rect width=\"{SIDE}\" height=\"{SIDE}\" fill=\"#fff\"/>\n"
     );
     for curve in &curves {
-        let path: Vec<String> = curve.iter().map(|p| place(p)).map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
+        let path: Vec<String> =
+            curve.iter().map(|p| place(p)).map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
         // Writing to a String cannot fail.
         let _ = writeln!(
             svg,
@@ -51,7 +52,10 @@ pub fn atom(dictionary: &Dictionary, codes: &[Code], x: &[f64], k: usize, labels
         let colour = class.map_or("#35618e".to_owned(), |class| colour(*class, classes));
         let title = class.and_then(|class| labels.names.get(*class)).map(|name| escaped(name));
         let title = title.map(|name| format!("<title>{name}</title>")).unwrap_or_default();
-        let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\" fill-opacity=\"0.65\">{title}</circle>");
+        let _ = writeln!(
+            svg,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\" fill-opacity=\"0.65\">{title}</circle>"
+        );
     }
     if classes <= MOST_NAMES {
         names(&mut svg, &points, labels, &place);

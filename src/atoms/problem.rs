@@ -250,10 +250,8 @@ impl Problem for Joint<'_> {
             let d = at.prior.len();
             for s in 0..d {
                 for t in 0..d {
-                    let (a, b) = (
-                        &at.jacobian[s * rank..(s + 1) * rank],
-                        &at.jacobian[t * rank..(t + 1) * rank],
-                    );
+                    let (a, b) =
+                        (&at.jacobian[s * rank..(s + 1) * rank], &at.jacobian[t * rank..(t + 1) * rank]);
                     let product: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
                     blocks.push(product / noise + if s == t { at.prior[s].0 } else { 0.0 });
                 }
@@ -266,8 +264,7 @@ impl Problem for Joint<'_> {
         gram.iter_mut().for_each(|g| *g /= noise);
         let cross = Cross::Factored { basis, values, jacobian };
         let border = Border::Kronecker { basis, gram };
-        let system =
-            System::new(Rows::Ragged(self.offsets.clone()), basis * rank, blocks, cross, border)?;
+        let system = System::new(Rows::Ragged(self.offsets.clone()), basis * rank, blocks, cross, border)?;
         Ok(Linearisation { gradient, hessian: Arc::new(system) })
     }
 

@@ -108,7 +108,13 @@ impl Race<'_> {
     }
 
     /// The shape with the largest advantage a direction.
-    fn winner(&self, fitted: &Fitted, e: &[f64], signal: &Signal, seed: u64) -> Result<Option<Runner>, AtomsError> {
+    fn winner(
+        &self,
+        fitted: &Fitted,
+        e: &[f64],
+        signal: &Signal,
+        seed: u64,
+    ) -> Result<Option<Runner>, AtomsError> {
         let found = |shape, m| if self.may(shape) { shells(signal, m, seed, 1) } else { Vec::new() };
         let mut runners: Vec<Runner> = Vec::new();
         let runner = |guess, shell: &Shell| Runner { guess, w: shell.w.clone(), gain: shell.gain };
@@ -159,7 +165,8 @@ impl Race<'_> {
             let Some(others) = inside(&Mat::identity(rest.dim, rest.dim), &rest) else { return Ok(None) };
             background.extend((0..rest.dim).filter_map(|k| line(&others, k)));
         }
-        let rival: Vec<Guess> = (0..3).filter_map(|k| line(&axes, k)).chain(background.iter().cloned()).collect();
+        let rival: Vec<Guess> =
+            (0..3).filter_map(|k| line(&axes, k)).chain(background.iter().cloned()).collect();
         let mut teams = vec![rival];
         for torus in Guess::tori(e, rank, &axes) {
             teams.push(std::iter::once(torus).chain(background.iter().cloned()).collect());
@@ -184,8 +191,11 @@ impl Race<'_> {
             return Vec::new();
         }
         let axes = span(left, &Mat::identity(left.dim, left.dim)).and_then(|axes| principal(e, rank, &axes));
-        let line = |axes: &Mat<f64>, k| Guess::everywhere(Shape::Line, e, rank, &axes.subcols(k, 1).to_owned());
-        axes.iter().flat_map(|axes| (0..axes.ncols()).filter_map(|k| line(axes, k)).collect::<Vec<_>>()).collect()
+        let line =
+            |axes: &Mat<f64>, k| Guess::everywhere(Shape::Line, e, rank, &axes.subcols(k, 1).to_owned());
+        axes.iter()
+            .flat_map(|axes| (0..axes.ncols()).filter_map(|k| line(axes, k)).collect::<Vec<_>>())
+            .collect()
     }
 }
 

@@ -171,7 +171,9 @@ pub fn residual(y: &[f64], dictionary: &Dictionary, codes: &[Code]) -> Vec<f64> 
     let rank = dictionary.space.rank;
     y.chunks_exact(rank)
         .zip(codes)
-        .flat_map(|(row, code)| row.iter().zip(dictionary.decode(code)).map(|(x, f)| x - f).collect::<Vec<_>>())
+        .flat_map(|(row, code)| {
+            row.iter().zip(dictionary.decode(code)).map(|(x, f)| x - f).collect::<Vec<_>>()
+        })
         .collect()
 }
 
@@ -180,8 +182,7 @@ fn update_noise(dictionary: &mut Dictionary, y: &[f64], codes: &[Code]) {
     let e = residual(y, dictionary, codes);
     let error: f64 = e.iter().map(|e| e * e).sum();
     let rank = dictionary.space.rank;
-    let unknowns: usize =
-        codes.iter().flatten().map(|active| dictionary.atoms[active.atom].unknowns()).sum();
+    let unknowns: usize = codes.iter().flatten().map(|active| dictionary.atoms[active.atom].unknowns()).sum();
     let taken = unknowns + rank * (1 + dictionary.decoder_rows());
     let left = y.len().saturating_sub(taken).max(y.len() / 10).max(1);
     dictionary.noise = (error / left as f64).max(LEAST_NOISE);

@@ -35,7 +35,8 @@ impl Signal {
     /// `σ²(1 + √(r/n))²` (Marchenko and Pastur). Without a known σ² it is the median variance.
     pub fn of(e: &[f64], rank: usize, known: Option<f64>) -> Option<Self> {
         let n = e.len() / rank;
-        let mean: Vec<f64> = (0..rank).map(|j| (0..n).map(|i| e[i * rank + j]).sum::<f64>() / n as f64).collect();
+        let mean: Vec<f64> =
+            (0..rank).map(|j| (0..n).map(|i| e[i * rank + j]).sum::<f64>() / n as f64).collect();
         let centred = Mat::from_fn(n, rank, |i, j| e[i * rank + j] - mean[j]);
         let mut gram = Mat::zeros(rank, rank);
         matmul(gram.as_mut(), Accum::Replace, centred.transpose(), &centred, 1.0 / n as f64, Par::Seq);
@@ -141,8 +142,7 @@ pub fn shells(signal: &Signal, m: usize, seed: u64, keep: usize) -> Vec<Shell> {
     } else {
         starts.extend(consensus(signal, m, &mut random));
         for _ in 0..(2 * q) {
-            let columns: Vec<Vec<f64>> =
-                (0..m).map(|_| (0..q).map(|_| random.signed()).collect()).collect();
+            let columns: Vec<Vec<f64>> = (0..m).map(|_| (0..q).map(|_| random.signed()).collect()).collect();
             starts.extend(orthonormal(&columns, q));
         }
     }
@@ -292,7 +292,10 @@ fn ascend(signal: &Signal, mut w: Mat<f64>) -> Option<Shell> {
     let numbers = (m * (q - m) + 4 + m) as f64;
     let normal: f64 = z.iter().map(|z| 0.5 * (z * z + TAU.ln())).sum();
     let gain = density.log_likelihood(&z, m) + normal - 0.5 * (n as f64).ln() * numbers;
-    let z = z.chunks_exact(m).flat_map(|z| (0..m).map(|k| z[k] - density.centre[k]).collect::<Vec<_>>()).collect();
+    let z = z
+        .chunks_exact(m)
+        .flat_map(|z| (0..m).map(|k| z[k] - density.centre[k]).collect::<Vec<_>>())
+        .collect();
     let shell = Shell { w, z, on, radius: density.radius, width: density.widths[0], gain };
     // Of two clusters on a line the narrow one, or the larger of two alike, is where nothing is on.
     let [far, near] = density.widths;
@@ -308,8 +311,11 @@ fn polar(a: &Mat<f64>) -> Option<Mat<f64>> {
 
 impl Density {
     fn start(z: &[f64], n: usize, m: usize) -> Self {
-        let mut radii: Vec<f64> =
-            if m == 1 { z.to_vec() } else { z.chunks_exact(m).map(|z| z.iter().map(|v| v * v).sum::<f64>().sqrt()).collect() };
+        let mut radii: Vec<f64> = if m == 1 {
+            z.to_vec()
+        } else {
+            z.chunks_exact(m).map(|z| z.iter().map(|v| v * v).sum::<f64>().sqrt()).collect()
+        };
         radii.sort_by(f64::total_cmp);
         let upper = &radii[n / 2..];
         let radius = upper.iter().sum::<f64>() / upper.len() as f64;
@@ -336,8 +342,13 @@ impl Density {
             2 => TAU * distance.max(1e-12),
             _ => 2.0 * TAU * (distance * distance).max(1e-24),
         };
-        let shell = self.share.ln() - 0.5 * ((distance - self.radius) / s1).powi(2) - s1.ln() - 0.5 * TAU.ln() - area.ln();
-        let cluster = (1.0 - self.share).ln() - 0.5 * square / (s0 * s0) - m as f64 * (s0.ln() + 0.5 * TAU.ln());
+        let shell = self.share.ln()
+            - 0.5 * ((distance - self.radius) / s1).powi(2)
+            - s1.ln()
+            - 0.5 * TAU.ln()
+            - area.ln();
+        let cluster =
+            (1.0 - self.share).ln() - 0.5 * square / (s0 * s0) - m as f64 * (s0.ln() + 0.5 * TAU.ln());
         [shell, cluster]
     }
 
@@ -394,7 +405,11 @@ impl Density {
         }
         let (mut radius, mut cluster) = (0.0, 0.0);
         let distance = |z: &[f64], centre: &[f64; 3]| {
-            if m == 1 { z[0] - centre[0] } else { (0..m).map(|k| (z[k] - centre[k]).powi(2)).sum::<f64>().sqrt() }
+            if m == 1 {
+                z[0] - centre[0]
+            } else {
+                (0..m).map(|k| (z[k] - centre[k]).powi(2)).sum::<f64>().sqrt()
+            }
         };
         for (z, on) in z.chunks_exact(m).zip(on) {
             let d = distance(z, &self.centre);
@@ -404,8 +419,11 @@ impl Density {
         if lit > 1e-6 {
             self.radius = radius / lit;
         }
-        let width: f64 =
-            z.chunks_exact(m).zip(on).map(|(z, on)| on * (distance(z, &self.centre) - self.radius).powi(2)).sum();
+        let width: f64 = z
+            .chunks_exact(m)
+            .zip(on)
+            .map(|(z, on)| on * (distance(z, &self.centre) - self.radius).powi(2))
+            .sum();
         let floor = |s: f64| s.max(LEAST_WIDTH);
         self.widths = [
             floor((width / lit.max(1e-6)).sqrt()),

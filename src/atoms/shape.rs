@@ -340,9 +340,8 @@ mod tests {
                 let jet = shape.jet(t);
                 let at = |a: f64, b: f64| shape.jet(shape.retract(t, [a, b])).value;
                 for k in 0..shape.basis() {
-                    let (here, pair) = (jet.value[k], |step: [f64; 2]| {
-                        (at(step[0], step[1])[k], at(-step[0], -step[1])[k])
-                    });
+                    let (here, pair) =
+                        (jet.value[k], |step: [f64; 2]| (at(step[0], step[1])[k], at(-step[0], -step[1])[k]));
                     for (c, step) in [[H, 0.0], [0.0, H]].into_iter().enumerate().take(shape.dim()) {
                         let (up, down) = pair(step);
                         let (first, second) = ((up - down) / (2.0 * H), (up - 2.0 * here + down) / (H * H));
@@ -354,7 +353,8 @@ mod tests {
                         );
                     }
                     if shape.dim() == 2 {
-                        let mixed = (at(H, H)[k] - at(H, -H)[k] - at(-H, H)[k] + at(-H, -H)[k]) / (4.0 * H * H);
+                        let mixed =
+                            (at(H, H)[k] - at(H, -H)[k] - at(-H, H)[k] + at(-H, -H)[k]) / (4.0 * H * H);
                         let said = jet.second[1][k];
                         assert!((mixed - said).abs() < 1e-3 * (1.0 + said.abs()), "{shape}: {mixed} {said}");
                     }

@@ -42,7 +42,8 @@ impl Guess {
 
     /// A line where a ray is on, with coordinates in a further direction.
     pub fn line(shell: &Shell, along: &[f64]) -> Self {
-        let lit: Vec<f64> = along.iter().zip(&shell.on).filter(|(_, on)| **on > 0.5).map(|(a, _)| *a).collect();
+        let lit: Vec<f64> =
+            along.iter().zip(&shell.on).filter(|(_, on)| **on > 0.5).map(|(a, _)| *a).collect();
         let (mean, spread) = moments(&lit);
         let at = (along.iter().zip(&shell.on))
             .map(|(a, on)| (*on > 0.5).then(|| ([(a - mean) / spread, 0.0], 1.0)))

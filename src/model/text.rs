@@ -102,6 +102,13 @@ impl Windows {
         Ok(Self { tokens, len, positions, text_tokens: ids.len() })
     }
 
+    /// Windows of tokens that are there already, `positions` each; a tail is dropped.
+    pub fn of_tokens(mut tokens: Vec<u32>, positions: usize) -> Self {
+        let text_tokens = tokens.len();
+        tokens.truncate(text_tokens / positions * positions);
+        Self { tokens, len: positions, positions, text_tokens }
+    }
+
     pub fn count(&self) -> usize {
         self.tokens.len() / self.positions
     }
