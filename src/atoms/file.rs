@@ -282,6 +282,15 @@ fn parse(bytes: &[u8]) -> Result<Dictionary, String> {
     Ok(Dictionary { space, base, atoms, noise: head.noise, most_active: head.most_active })
 }
 
+/// Writes activations as one tensor `activations`, n x width in f64.
+///
+/// # Errors
+/// The disk's.
+pub fn write_activations(file: &Path, x: &[f64], width: usize) -> Result<(), AtomsError> {
+    let shape = vec![x.len() / width.max(1), width];
+    write(file, &[("activations".to_owned(), Dtype::F64, shape, to_bytes(x))], None)
+}
+
 /// Writes codes, one row an active atom.
 ///
 /// # Errors

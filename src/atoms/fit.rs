@@ -51,7 +51,7 @@ pub enum Ending {
     /// No further atom lowers the criterion.
     NoGain,
     AtomLimit,
-    /// A further atom would have more unknowns than there are numbers to fit.
+    /// There are too few rows: for the directions of a further atom, or for its unknowns.
     RowLimit,
     TimeLimit,
 }
@@ -62,7 +62,7 @@ impl std::fmt::Display for Ending {
             Self::NothingLeft => "no direction of the residual varies more than noise does",
             Self::NoGain => "no further atom pays for itself",
             Self::AtomLimit => "there are as many atoms as were asked for",
-            Self::RowLimit => "the rows cannot hold the unknowns of another atom",
+            Self::RowLimit => "there are too few rows for another atom",
             Self::TimeLimit => "the time was up",
         })
     }
@@ -187,7 +187,8 @@ fn grow(race: &mut Race<'_>, mut fitted: Fitted) -> Result<(Fitted, Vec<Birth>, 
         if fitted.dictionary.atoms.len() >= race.params.atoms {
             break Ending::AtomLimit;
         }
-        if race.unknowns(&fitted) + fitted.dictionary.space.rank >= race.y.len() {
+        let full = race.unknowns(&fitted) + fitted.dictionary.space.rank >= race.y.len();
+        if full || race.directions_left(&fitted) == 0 {
             break Ending::RowLimit;
         }
         let settled = Effort { rounds: 6, tries: 20, settled: SETTLED_RACE, deadline: race.deadline };

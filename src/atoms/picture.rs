@@ -117,7 +117,7 @@ impl Plane {
         let atom = &dictionary.atoms[k];
         let rank = atom.rank();
         // A ray has no direction but its constant.
-        let axes = reach(atom, 2, atom.shape == Shape::Ray);
+        let axes = reach(atom, 2, atom.shape == Shape::Ray, 0.0);
         let axis = |c: usize| match &axes {
             Some(axes) if c < axes.ncols() => (0..rank).map(|l| axes[(l, c)]).collect(),
             _ => vec![0.0; rank],

@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::fit::{Ending, FitParams};
 use super::refine::{Effort, Fitted, Work, refine, residual};
 use super::search::{Shell, Signal, complement, shells};
-use super::start::{Guess, moments, principal, span, with};
+use super::start::{Guess, moments, principal, reach, span, with};
 use super::{AtomsError, Shape};
+
+/// Rows that a direction needs: with fewer, some direction always looks shaped.
+const ROWS_A_DIRECTION: usize = 25;
 
 /// Standard deviations of the difference between two criteria within which they tie.
 const BAND: f64 = 2.0;
@@ -18,6 +21,9 @@ const LEAST_BAND: f64 = 6.0;
 
 /// Nats a row and direction beyond which a shell is so clear that nothing wider is tried.
 const CLEAR: f64 = 0.7;
+
+/// Share of its widest direction below which a surface does not reach into another.
+const LEAST_REACH: f64 = 0.1;
 
 /// How an atom came to be.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +65,12 @@ impl Race<'_> {
         coordinates + dictionary.space.rank * (1 + dictionary.decoder_rows())
     }
 
+    /// Directions that the rows still have to give: the atoms so far took theirs.
+    pub fn directions_left(&self, fitted: &Fitted) -> usize {
+        let taken: usize = fitted.dictionary.atoms.iter().map(|atom| atom.shape.directions()).sum();
+        (fitted.codes.len() / ROWS_A_DIRECTION).max(1).saturating_sub(taken)
+    }
+
     /// One round of births: shapes in directions that no longer overlap once whitened are independent, and are born
     /// together. The fit with them, or why there is none.
     pub fn run(
@@ -69,7 +81,9 @@ impl Race<'_> {
         let rank = fitted.dictionary.space.rank;
         let e = residual(self.y, &fitted.dictionary, &fitted.codes);
         let known = (!fitted.dictionary.atoms.is_empty()).then_some(fitted.dictionary.noise);
-        let Some(mut signal) = Signal::of(&e, rank, known).filter(|signal| signal.dim > 0) else {
+        let Some(mut signal) =
+            Signal::of(&e, rank, known, self.directions_left(fitted)).filter(|signal| signal.dim > 0)
+        else {
             return Ok(Err(Ending::NothingLeft));
         };
         let seed = self.params.seed.wrapping_add(round.wrapping_mul(0x9e37_79b9));
@@ -126,7 +140,18 @@ impl Race<'_> {
             let line = lines.max_by(|a, b| a.gain.total_cmp(&b.gain));
             runners.push(line.unwrap_or(single));
         }
-        runners.extend(found(Shape::Circle(1), 2).iter().map(|ring| runner(Guess::circle(ring), ring)));
+        for ring in &found(Shape::Circle(1), 2) {
+            // In its own plane it must beat rays along two directions; then it also stands for each of them.
+            let within = signal.within(&ring.w);
+            let straight = if self.may(Shape::Ray) { rays_within(&within, seed) } else { 0.0 };
+            if ring.gain > straight.max(0.0) {
+                let apart = |ray: &Runner| {
+                    (ring.w.transpose() * &ray.w).norm_l2().powi(2) < 0.5 * ray.w.ncols() as f64
+                };
+                runners.retain(|ray| ray.guess.shape != Shape::Ray || apart(ray));
+                runners.push(runner(Guess::circle(ring), ring));
+            }
+        }
         let balls = found(Shape::Sphere(1), 3);
         runners.extend(balls.iter().map(|ball| runner(Guess::sphere(ball), ball)));
         let best = runners.iter().map(Runner::advantage).fold(0.0, f64::max);
@@ -165,23 +190,27 @@ impl Race<'_> {
             let Some(others) = inside(&Mat::identity(rest.dim, rest.dim), &rest) else { return Ok(None) };
             background.extend((0..rest.dim).filter_map(|k| line(&others, k)));
         }
-        let rival: Vec<Guess> =
-            (0..3).filter_map(|k| line(&axes, k)).chain(background.iter().cloned()).collect();
-        let mut teams = vec![rival];
-        for torus in Guess::tori(e, rank, &axes) {
-            teams.push(std::iter::once(torus).chain(background.iter().cloned()).collect());
-        }
-        let fits: Vec<_> = teams
-            .par_iter()
-            .map(|team| {
-                let (dictionary, codes) = with(fitted, team);
-                refine(self.y, dictionary, codes, self.effort())
-            })
+        let teams: Vec<Vec<Guess>> = Guess::tori(e, rank, &axes)
+            .into_iter()
+            .map(|torus| std::iter::once(torus).chain(background.iter().cloned()).collect())
             .collect();
+        let compete = |team: &Vec<Guess>| {
+            let (dictionary, codes) = with(fitted, team);
+            refine(self.y, dictionary, codes, self.effort())
+        };
+        let fits = teams.par_iter().map(compete).collect::<Vec<_>>();
         let fits = fits.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let best = (1..fits.len()).min_by(|a, b| fits[*a].criterion().total_cmp(&fits[*b].criterion()));
+        let best = (0..fits.len()).min_by(|a, b| fits[*a].criterion().total_cmp(&fits[*b].criterion()));
         let Some(best) = best else { return Ok(None) };
-        let (gain, band) = lead(&fits[best], &fits[0]);
+        // Its nine functions may reach farther than the three directions it began in: so may the lines.
+        let torus = &fits[best].dictionary.atoms[fitted.dictionary.atoms.len()];
+        let Some(reached) = reach(torus, 8, false, LEAST_REACH) else { return Ok(None) };
+        let Some(reached) = principal(e, rank, &reached) else { return Ok(None) };
+        let m = reached.ncols();
+        let rival: Vec<Guess> =
+            (0..m).filter_map(|k| line(&reached, k)).chain(background.iter().cloned()).collect();
+        let (gain, band) = lead(&fits[best], &compete(&rival)?);
+        let gain = gain * 3.0 / m as f64;
         Ok((gain > band).then(|| Runner { guess: teams[best][0].clone(), w, gain }))
     }
 
@@ -197,6 +226,13 @@ impl Race<'_> {
             .flat_map(|axes| (0..axes.ncols()).filter_map(|k| line(axes, k)).collect::<Vec<_>>())
             .collect()
     }
+}
+
+/// What rays along orthogonal directions gain together.
+fn rays_within(signal: &Signal, seed: u64) -> f64 {
+    let Some(ray) = shells(signal, 1, seed, 1).pop().filter(|ray| ray.gain > 0.0) else { return 0.0 };
+    ray.gain
+        + signal.without(&ray.w).map_or(0.0, |rest| if rest.dim > 0 { rays_within(&rest, seed) } else { 0.0 })
 }
 
 /// A ray is a line where a further direction varies in the rows in which it is on, and only there.

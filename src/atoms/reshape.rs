@@ -24,7 +24,8 @@ pub fn reshape(race: &mut Race<'_>, mut fitted: Fitted, births: &mut [Birth]) ->
     for k in 0..fitted.dictionary.atoms.len() {
         // A form that won may have a further one.
         for _ in 0..3 {
-            let forms = forms(&fitted.dictionary.atoms[k], &race.params.shapes);
+            let mut forms = forms(&fitted.dictionary.atoms[k], &race.params.shapes);
+            forms.retain(|form| form.simpler || fills(&fitted.codes, k, form.shape));
             let tried: Vec<_> = forms
                 .par_iter()
                 .map(|form| {
@@ -50,6 +51,17 @@ pub fn reshape(race: &mut Race<'_>, mut fitted: Fitted, births: &mut [Birth]) ->
         }
     }
     Ok(fitted)
+}
+
+/// Whether the rows lie all round a circle of several harmonics: a few points lie on such a curve in any order.
+fn fills(codes: &[Code], k: usize, shape: Shape) -> bool {
+    let Shape::Circle(harmonics) = shape else { return true };
+    let arcs = 8 * harmonics;
+    let mut taken = vec![false; arcs];
+    for active in codes.iter().flatten().filter(|active| active.atom == k) {
+        taken[((active.at[0] * arcs as f64) as usize).min(arcs - 1)] = true;
+    }
+    harmonics == 1 || 4 * taken.iter().filter(|taken| **taken).count() > 3 * arcs
 }
 
 fn forms(atom: &Atom, allowed: &[Shape]) -> Vec<Form> {

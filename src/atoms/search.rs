@@ -12,8 +12,9 @@ const LARGEST_SIGNAL: usize = 12;
 /// Rounds of one ascent.
 const ROUNDS: usize = 60;
 
-/// A width is at least this share of the unit in which a whitened coordinate varies.
-const LEAST_WIDTH: f64 = 0.02;
+/// A width is at least this over √n of the unit in which a whitened coordinate varies: equal rows are no proof of a
+/// width of nothing.
+const LEAST_WIDTH: f64 = 1.0;
 
 /// What is left to explain, with equal variance in every direction: `z = e·U/√λ`, for the q directions in which the
 /// residual varies more than noise does.
@@ -32,8 +33,8 @@ pub struct Signal {
 
 impl Signal {
     /// Directions of a residual (n x r) whose variance lies above the edge that noise alone reaches,
-    /// `σ²(1 + √(r/n))²` (Marchenko and Pastur). Without a known σ² it is the median variance.
-    pub fn of(e: &[f64], rank: usize, known: Option<f64>) -> Option<Self> {
+    /// `σ²(1 + √(r/n))²` (Marchenko and Pastur). Without a known σ² it is the median variance. The widest come first, `most` of them at most.
+    pub fn of(e: &[f64], rank: usize, known: Option<f64>, most: usize) -> Option<Self> {
         let n = e.len() / rank;
         let mean: Vec<f64> =
             (0..rank).map(|j| (0..n).map(|i| e[i * rank + j]).sum::<f64>() / n as f64).collect();
@@ -47,7 +48,7 @@ impl Signal {
         let floor = known.map_or(median, |known| if rank >= 8 { known.min(median * 1.5) } else { known });
         let edge = 1.1 * floor * (1.0 + (rank as f64 / n as f64).sqrt()).powi(2);
         let least = 1e-12 * values[0];
-        let dim = values.iter().take_while(|v| **v > edge.max(least)).count().min(LARGEST_SIGNAL).min(n / 3);
+        let dim = values.iter().take_while(|v| **v > edge.max(least)).count().min(LARGEST_SIGNAL).min(most);
         let mut directions = Mat::zeros(rank, dim);
         let mut white = vec![0.0; n * dim];
         for k in 0..dim {
@@ -65,15 +66,18 @@ impl Signal {
 
     /// The same without some whitened directions (q x m).
     pub fn without(&self, w: &Mat<f64>) -> Option<Self> {
-        let left = self.dim - w.ncols();
-        let complement = complement(w)?;
-        Some(Self {
+        Some(self.within(&complement(w)?))
+    }
+
+    /// The same in some whitened directions alone (q x m).
+    pub fn within(&self, w: &Mat<f64>) -> Self {
+        Self {
             rows: self.rows,
-            dim: left,
-            white: self.on(&complement),
-            directions: &self.directions * &complement,
+            dim: w.ncols(),
+            white: self.on(w),
+            directions: &self.directions * w,
             noise: self.noise,
-        })
+        }
     }
 
     fn row(&self, i: usize) -> &[f64] {
@@ -424,7 +428,7 @@ impl Density {
             .zip(on)
             .map(|(z, on)| on * (distance(z, &self.centre) - self.radius).powi(2))
             .sum();
-        let floor = |s: f64| s.max(LEAST_WIDTH);
+        let floor = |s: f64| s.max(LEAST_WIDTH / n.sqrt());
         self.widths = [
             floor((width / lit.max(1e-6)).sqrt()),
             floor(if dark > 1.0 { (cluster / (dark * m as f64)).sqrt() } else { self.widths[1] }),

@@ -69,6 +69,15 @@ impl Shape {
         }
     }
 
+    /// Dimensions of the space that it fills at least.
+    pub fn directions(self) -> usize {
+        match self {
+            Self::Ray | Self::Line => 1,
+            Self::Arc | Self::Circle(_) => 2,
+            Self::Sphere(_) | Self::Torus | Self::Patch => 3,
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Ray => "ray",

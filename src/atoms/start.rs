@@ -156,11 +156,14 @@ pub fn with(fitted: &Fitted, guesses: &[Guess]) -> (Dictionary, Vec<Code>) {
     (dictionary, codes)
 }
 
-/// The directions (r x m, orthonormal) in which an atom reaches farthest, its constant counted or not.
-pub fn reach(atom: &Atom, m: usize, constant: bool) -> Option<Mat<f64>> {
+/// The directions (r x m at most, orthonormal) in which an atom reaches farthest, its constant counted or not; those in
+/// which it reaches less than `share` of the farthest are left out.
+pub fn reach(atom: &Atom, m: usize, constant: bool, share: f64) -> Option<Mat<f64>> {
     let (rank, skip) = (atom.rank(), usize::from(!constant));
     let basis = atom.shape.basis() - skip;
     let b = Mat::from_fn(rank, basis, |l, k| atom.decoder[(k + skip) * rank + l]);
     let svd = b.thin_svd().ok()?;
-    Some(svd.U().subcols(0, m.min(basis).min(rank)).to_owned())
+    let lengths = svd.S().column_vector();
+    let most = lengths.iter().take_while(|length| **length > share * lengths[0]).count();
+    Some(svd.U().subcols(0, m.min(most)).to_owned())
 }

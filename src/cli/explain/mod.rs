@@ -64,7 +64,7 @@ pub struct Args {
     /// Time a fit may take; the best so far is kept
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// Write dictionary.safetensors, codes.safetensors, report.html and a picture of each atom into this folder
+    /// Write activations, dictionary and codes (safetensors), report.html and a picture of each atom into this folder
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Print one JSON object
@@ -247,9 +247,10 @@ impl Explained {
         if let Some(folder) = &args.output {
             self.write(folder)?;
         }
-        if args.json {
-            return print_json(&self.json());
-        }
+        if args.json { print_json(&self.json()) } else { self.tell() }
+    }
+
+    fn tell(&self) -> Result<()> {
         let certificate = &self.fit.certificate;
         let mut lines = vec![
             self.title.clone(),
@@ -276,6 +277,8 @@ impl Explained {
         std::fs::create_dir_all(folder).into_diagnostic().wrap_err_with(|| folder.display().to_string())?;
         let dictionary = &self.fit.dictionary;
         file::write_dictionary(&folder.join("dictionary.safetensors"), dictionary, &self.fit.certificate)
+            .into_diagnostic()?;
+        file::write_activations(&folder.join("activations.safetensors"), &self.x, self.width)
             .into_diagnostic()?;
         file::write_codes(&folder.join("codes.safetensors"), &self.codes).into_diagnostic()?;
         let page = explain::page(&Report {

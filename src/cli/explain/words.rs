@@ -89,32 +89,10 @@ fn explain_set(
     if !args.json {
         show(name, set, &layers, rank)?;
         if let Some(layer) = shown.filter(|_| !all) {
-            layer.explained.show(&Args { output: None, ..clone_quiet(args) })?;
+            layer.explained.tell()?;
         }
     }
     Ok(report(name, set, &layers, best, rank))
-}
-
-/// The arguments that showing needs.
-fn clone_quiet(args: &Args) -> Args {
-    Args {
-        input: args.input.clone(),
-        layer: None,
-        words: None,
-        sets: Vec::new(),
-        text: None,
-        tokens: args.tokens,
-        centre: args.centre,
-        labels: None,
-        tensor: None,
-        atoms: args.atoms,
-        shapes: Vec::new(),
-        active: args.active,
-        seed: args.seed,
-        seconds: args.seconds,
-        output: None,
-        json: false,
-    }
 }
 
 fn explain_layer(
