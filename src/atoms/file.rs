@@ -9,7 +9,7 @@
 //! | `base` | r | b |
 //! | `atom.K.decoder` | M x r | B of atom K, from 0 |
 //!
-//! with one metadata entry `dictionary`, a JSON object: scale, share, noise, most_active, and for each atom shape,
+//! with one metadata entry `dictionary`, a JSON object: scale, share, noise, most_active, centre, and for each atom shape,
 //! spread, activity and smoothing; and `certificate`, how it came about. Codes are a safetensors file of one row an
 //! active atom: `row` and `atom` (I64), `at` (x 2) and `amplitude` (F64).
 
@@ -21,7 +21,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 
-use super::model::{Atom, Code, Dictionary};
+use super::model::{Atom, Centre, Code, Dictionary};
 use super::{AtomsError, Certificate, Shape, Space};
 use crate::device::write_durably;
 
@@ -141,6 +141,7 @@ struct Head {
     share: f64,
     noise: f64,
     most_active: usize,
+    centre: Centre,
     atoms: Vec<AtomHead>,
 }
 
@@ -166,6 +167,7 @@ pub fn write_dictionary(
         share: dictionary.space.share,
         noise: dictionary.noise,
         most_active: dictionary.most_active,
+        centre: dictionary.centre,
         atoms: (dictionary.atoms.iter())
             .map(|atom| AtomHead {
                 shape: atom.shape,
@@ -279,7 +281,14 @@ fn parse(bytes: &[u8]) -> Result<Dictionary, String> {
         atoms.push(Atom { shape, decoder, spread, activity, smoothing });
     }
     let space = Space { width, rank, mean, axes, scale: head.scale, share: head.share };
-    Ok(Dictionary { space, base, atoms, noise: head.noise, most_active: head.most_active })
+    Ok(Dictionary {
+        space,
+        base,
+        atoms,
+        noise: head.noise,
+        most_active: head.most_active,
+        centre: head.centre,
+    })
 }
 
 /// Writes activations as one tensor `activations`, n x width in f64.

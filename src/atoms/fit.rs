@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::model::{Code, Dictionary};
+use super::model::{Centre, Code, Dictionary};
 use super::race::{Birth, Race};
 use super::refine::{Effort, Fitted, Work, refine};
 use super::{AtomsError, Shape, Space, gauge, reshape};
@@ -173,6 +173,7 @@ fn nothing(y: &[f64], space: Space, params: &FitParams) -> Result<Fitted, AtomsE
         atoms: Vec::new(),
         noise: 1.0,
         most_active: params.active,
+        centre: Centre::Free,
     };
     let effort = Effort { rounds: 1, tries: 0, settled: SETTLED, deadline: None };
     refine(y, dictionary, vec![Code::new(); y.len() / rank], effort)

@@ -44,7 +44,7 @@ pub mod zoo;
 
 pub use error::AtomsError;
 pub use fit::{Certificate, Ending, Fit, FitParams, Outcome, fit};
-pub use model::{Active, Atom, Code, Dictionary};
+pub use model::{Active, Atom, Centre, Code, Dictionary};
 pub use race::Birth;
 pub use refine::Work;
 pub use shape::Shape;

@@ -39,6 +39,18 @@ pub struct Dictionary {
     pub noise: f64,
     /// Most atoms that may be on in one row.
     pub most_active: usize,
+    /// What the base is while the dictionary is fitted.
+    pub centre: Centre,
+}
+
+/// Where the rows' centre lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Centre {
+    /// The base is fitted.
+    Free,
+    /// At the mean of the rows: what uniform coordinates of atoms that are on in every row make of it.
+    Mean,
 }
 
 impl Atom {

@@ -7,7 +7,7 @@ use faer::{Accum, Mat, Par, Side};
 use rayon::prelude::*;
 
 use super::AtomsError;
-use super::model::{Code, Dictionary};
+use super::model::{Centre, Code, Dictionary};
 use super::shape::LARGEST_BASIS;
 use crate::arrow::{Border, Cross, Linearisation, Problem, Rows, System, Vector};
 use crate::ops::matmul::{rows, rows_mut};
@@ -15,6 +15,9 @@ use crate::ops::matmul::{rows, rows_mut};
 /// Ridge of the decoders' normal equations, as a share of their diagonal: far above rounding, and what chooses between
 /// the base and the constant of an atom that is on in every row.
 const RELATIVE_RIDGE: f64 = 1e-9;
+
+/// Stiffness of a base that is held at the mean of the rows.
+const HELD: f64 = 1e9;
 
 /// The joint fit of decoders, coordinates and amplitudes with the active atoms of each row fixed, in the shape of an
 /// arrow:
@@ -307,9 +310,13 @@ fn firsts(dictionary: &Dictionary) -> Vec<usize> {
 }
 
 fn stiffness(dictionary: &Dictionary) -> Vec<f64> {
-    let mut all = vec![0.0];
+    // Far stiffer than any number of rows in this space, whose variance is 1.
+    let held = if dictionary.centre == Centre::Mean { HELD } else { 0.0 };
+    let mut all = vec![held];
     for atom in &dictionary.atoms {
+        let first = all.len();
         all.extend(atom.shape.smoothness()[..atom.shape.basis()].iter().map(|s| atom.smoothing * s));
+        all[first] = held;
     }
     all
 }

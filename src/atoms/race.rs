@@ -192,6 +192,7 @@ impl Race<'_> {
         }
         let teams: Vec<Vec<Guess>> = Guess::tori(e, rank, &axes)
             .into_iter()
+            .filter(covers)
             .map(|torus| std::iter::once(torus).chain(background.iter().cloned()).collect())
             .collect();
         let compete = |team: &Vec<Guess>| {
@@ -233,6 +234,16 @@ fn rays_within(signal: &Signal, seed: u64) -> f64 {
     let Some(ray) = shells(signal, 1, seed, 1).pop().filter(|ray| ray.gain > 0.0) else { return 0.0 };
     ray.gain
         + signal.without(&ray.w).map_or(0.0, |rest| if rest.dim > 0 { rays_within(&rest, seed) } else { 0.0 })
+}
+
+/// Whether rows lie all over a torus: a few places on it are no surface.
+fn covers(torus: &Guess) -> bool {
+    let mut taken = [false; 64];
+    for (t, _) in torus.at.iter().flatten() {
+        let cell = |t: f64| ((8.0 * t) as usize).min(7);
+        taken[8 * cell(t[0]) + cell(t[1])] = true;
+    }
+    4 * taken.iter().filter(|taken| **taken).count() > 3 * 64
 }
 
 /// A ray is a line where a further direction varies in the rows in which it is on, and only there.

@@ -3,7 +3,7 @@ use std::time::Instant;
 use super::AtomsError;
 use super::code::{Coder, Resolved};
 use super::gauge;
-use super::model::{Code, Dictionary};
+use super::model::{Centre, Code, Dictionary};
 use super::problem::{Joint, Regression};
 use crate::arrow::{NewtonParams, Reuse, Stop, newton};
 
@@ -154,7 +154,7 @@ fn descend(
 pub fn penalty(dictionary: &Dictionary, codes: &[Code]) -> f64 {
     let rank = dictionary.space.rank as f64;
     let rows = codes.len() as f64;
-    let mut penalty = 0.0;
+    let mut penalty = if dictionary.centre == Centre::Free { 0.5 * rank * rows.ln() } else { 0.0 };
     for (k, atom) in dictionary.atoms.iter().enumerate() {
         let on = codes.iter().flatten().filter(|active| active.atom == k).count();
         let everywhere = on == codes.len() && !atom.is_free();

@@ -293,9 +293,19 @@ fn ascend(signal: &Signal, mut w: Mat<f64>) -> Option<Shell> {
     }
     let z = signal.on(&w);
     let on = density.posterior(&z, m);
-    let numbers = (m * (q - m) + 4 + m) as f64;
+    let choice = (m * (q - m)) as f64;
     let normal: f64 = z.iter().map(|z| 0.5 * (z * z + TAU.ln())).sum();
-    let gain = density.log_likelihood(&z, m) + normal - 0.5 * (n as f64).ln() * numbers;
+    let cost = |numbers: f64| 0.5 * (n as f64).ln() * (choice + numbers);
+    let gain = density.log_likelihood(&z, m) + normal - cost((4 + m) as f64);
+    // A shell around the mean that is on in every row has two numbers alone.
+    if m > 1 {
+        let even = Density::even(&z, n, m);
+        let plain = even.log_likelihood(&z, m) + normal - cost(2.0);
+        if plain > gain {
+            let (radius, width) = (even.radius, even.widths[0]);
+            return Some(Shell { w, z, on: vec![1.0; n], radius, width, gain: plain });
+        }
+    }
     let z = z
         .chunks_exact(m)
         .flat_map(|z| (0..m).map(|k| z[k] - density.centre[k]).collect::<Vec<_>>())
@@ -331,6 +341,16 @@ impl Density {
             radius -= centre[0];
         }
         Self { centre, radius, share: 0.6, widths: [0.4 * radius, 0.4 * radius] }
+    }
+
+    /// A shell around the origin, on in every row.
+    fn even(z: &[f64], n: usize, m: usize) -> Self {
+        let radii: Vec<f64> =
+            z.chunks_exact(m).map(|z| z.iter().map(|v| v * v).sum::<f64>().sqrt()).collect();
+        let radius = radii.iter().sum::<f64>() / n as f64;
+        let width = (radii.iter().map(|d| (d - radius).powi(2)).sum::<f64>() / n as f64).sqrt();
+        let width = width.max(LEAST_WIDTH / (n as f64).sqrt());
+        Self { centre: [0.0; 3], radius, share: 1.0, widths: [width, 1.0] }
     }
 
     /// Log-densities of shell and cluster, with their shares.
