@@ -84,6 +84,8 @@ fn forms(atom: &Atom, allowed: &[Shape]) -> Vec<Form> {
     let free = Form { shape: atom.shape, spread: FIRST_SPREAD, simpler: false };
     let mut forms = match atom.shape {
         Shape::Ray => vec![],
+        // On in every row, a free amplitude and a coordinate are the same but for the base.
+        Shape::Line if atom.activity > 0.95 => vec![richer(Shape::Arc)],
         Shape::Line => vec![simpler(Shape::Ray), richer(Shape::Arc)],
         Shape::Arc => vec![simpler(Shape::Line)],
         Shape::Circle(1) => vec![simpler(Shape::Ray), richer(Shape::Circle(2))],
