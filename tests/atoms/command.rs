@@ -90,7 +90,7 @@ fn what_is_wrong_is_said() {
         (vec!["explain", &at("missing.npy")], "cannot be read"),
         (vec!["explain", &at("acts.npy"), "--labels", &at("labels.txt")], "2 labels for 400 rows"),
         (vec!["explain", &at("acts.npy"), "--shapes", "cube"], "there is no shape `cube`"),
-        (vec!["explain", &at("acts.npy"), "--seconds", "-1"], "--seconds"),
+        (vec!["explain", &at("acts.npy"), "--seconds=-1"], "--seconds"),
         (vec!["explain", model, "--words", &at("words.json"), "--layer", "1"], "must have one {}"),
         (vec!["explain", model], "--words or --text"),
         (

@@ -81,5 +81,5 @@ fn noise_bears_nothing() {
 fn a_circle_says_more_than_directions_of_the_same_number() {
     let trial = Trial::run(Case::Circle, 0).unwrap();
     let linear = trial.baselines.unwrap();
-    assert!(linear.pca < 0.6 && linear.topk < trial.explained - 0.1, "{linear:?}");
+    assert!(linear.pca < 0.6 && linear.topk < trial.explained - 0.05, "{linear:?}");
 }
