@@ -240,11 +240,10 @@ impl Prepared {
     fn new(atom: &Atom) -> Self {
         let (basis, rank) = (atom.shape.basis(), atom.rank());
         let mut gram = [[0.0; LARGEST_BASIS]; LARGEST_BASIS];
-        for i in 0..basis {
-            for j in 0..basis {
-                let (a, b) =
-                    (&atom.decoder[i * rank..(i + 1) * rank], &atom.decoder[j * rank..(j + 1) * rank]);
-                gram[i][j] = a.iter().zip(b).map(|(a, b)| a * b).sum();
+        let row = |k: usize| &atom.decoder[k * rank..(k + 1) * rank];
+        for (i, line) in gram.iter_mut().enumerate().take(basis) {
+            for (j, g) in line.iter_mut().enumerate().take(basis) {
+                *g = row(i).iter().zip(row(j)).map(|(a, b)| a * b).sum();
             }
         }
         let start = |t| {

@@ -270,7 +270,8 @@ fn parse(bytes: &[u8]) -> Result<Dictionary, String> {
             Shape::Sphere(l) => (1..=2).contains(&l),
             _ => true,
         };
-        if !sound || !(activity > 0.0 && activity < 1.0) || !(spread >= 0.0) {
+        let range = activity > 0.0 && activity < 1.0 && spread >= 0.0 && smoothing >= 0.0;
+        if !(sound && range) {
             return Err(format!("atom {k} is no {} that there could be", shape.name()));
         }
         let name = format!("atom.{k}.decoder");

@@ -64,12 +64,12 @@ fn standardise(atom: &mut Atom, k: usize, on: &[Active], codes: &mut [Code]) {
     }
     // Cholesky factor of the covariance.
     let l00 = spread[0][0].sqrt();
-    if !(l00 > 1e-12) {
+    if l00.is_nan() || l00 <= 1e-12 {
         return;
     }
     let l10 = spread[1][0] / l00;
     let l11 = if dim == 2 { (spread[1][1] - l10 * l10).sqrt() } else { 1.0 };
-    if !(l11 > 1e-12) {
+    if l11.is_nan() || l11 <= 1e-12 {
         return;
     }
     let from = |t: [f64; 2]| [mean[0] + l00 * t[0], mean[1] + l10 * t[0] + l11 * t[1]];

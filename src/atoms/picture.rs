@@ -36,8 +36,7 @@ pub fn atom(dictionary: &Dictionary, codes: &[Code], x: &[f64], k: usize, labels
          <rect width=\"{SIDE}\" height=\"{SIDE}\" fill=\"#fff\"/>\n"
     );
     for curve in &curves {
-        let path: Vec<String> =
-            curve.iter().map(|p| place(p)).map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
+        let path: Vec<String> = curve.iter().map(&place).map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
         // Writing to a String cannot fail.
         let _ = writeln!(
             svg,

@@ -213,7 +213,7 @@ fn consensus(signal: &Signal, m: usize, random: &mut SplitMix64) -> Vec<Mat<f64>
             .count();
         scored.push((count, w));
     }
-    scored.sort_by(|a, b| b.0.cmp(&a.0));
+    scored.sort_by_key(|scored| std::cmp::Reverse(scored.0));
     let mut kept: Vec<Mat<f64>> = Vec::new();
     for (_, w) in scored {
         if kept.len() < KEPT && kept.iter().all(|other| overlap(other, &w) < 0.8) {
@@ -236,7 +236,7 @@ fn orthonormal(columns: &[Vec<f64>], q: usize) -> Option<Mat<f64>> {
             }
         }
         let length = v.iter().map(|v| v * v).sum::<f64>().sqrt();
-        if !(length > 0.05 * before) {
+        if length.is_nan() || length <= 0.05 * before {
             return None;
         }
         done.push(v.iter().map(|v| v / length).collect());
@@ -356,8 +356,8 @@ impl Density {
     /// Log-densities of shell and cluster, with their shares.
     fn logs(&self, z: &[f64], m: usize) -> [f64; 2] {
         let mut square = 0.0;
-        for k in 0..m {
-            square += (z[k] - self.centre[k]).powi(2);
+        for (z, c) in z.iter().zip(&self.centre) {
+            square += (z - c).powi(2);
         }
         let [s1, s0] = self.widths;
         let distance = if m == 1 { z[0] - self.centre[0] } else { square.sqrt() };

@@ -283,8 +283,8 @@ fn sphere(jet: &mut Jet, t: [f64; 2], degree: usize) {
     let pairs = [(0, 0), (0, 1), (1, 1)];
     let mut put = |k: usize, value: f64, gradient: [f64; 3], hessian: [[f64; 3]; 3]| {
         jet.value[k] = value;
-        for c in 0..2 {
-            jet.first[c][k] = dot(&gradient, &e[c]);
+        for (first, e) in jet.first.iter_mut().zip(&e) {
+            first[k] = dot(&gradient, e);
         }
         for (s, (a, b)) in pairs.into_iter().enumerate() {
             let bent: [f64; 3] = std::array::from_fn(|i| dot(&hessian[i], &e[b]));
@@ -293,8 +293,8 @@ fn sphere(jet: &mut Jet, t: [f64; 2], degree: usize) {
         }
     };
     let none = [[0.0; 3]; 3];
-    for k in 0..3 {
-        put(k + 1, n[k], std::array::from_fn(|i| f64::from(u8::from(i == k))), none);
+    for (k, value) in n.into_iter().enumerate() {
+        put(k + 1, value, std::array::from_fn(|i| f64::from(u8::from(i == k))), none);
     }
     if degree < 2 {
         return;

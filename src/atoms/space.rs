@@ -127,7 +127,7 @@ pub fn checked(x: &[f64], width: usize) -> Result<usize, AtomsError> {
     if width == 0 || x.is_empty() {
         return Err(AtomsError::Empty);
     }
-    if x.len() % width != 0 {
+    if !x.len().is_multiple_of(width) {
         return Err(AtomsError::Length { got: x.len(), width });
     }
     if let Some(at) = x.iter().position(|v| !v.is_finite()) {

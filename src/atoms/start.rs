@@ -59,7 +59,7 @@ impl Guess {
         let mut scale = [1.0; 2];
         for (k, scale) in scale.iter_mut().enumerate().take(m) {
             *scale = ((0..n).map(|i| scores[i * m + k].powi(2)).sum::<f64>() / n as f64).sqrt();
-            if !(*scale > 0.0) {
+            if scale.is_nan() || *scale <= 0.0 {
                 return None;
             }
         }

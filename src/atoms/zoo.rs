@@ -141,7 +141,7 @@ impl Case {
     /// The rows of a seed: those to fit, and half as many held out.
     pub fn plant(self, seed: u64) -> Planted {
         let Recipe { shapes, rows, width, noise, active } = self.recipe();
-        let mut random = SplitMix64::new(seed ^ (0x5eed_0000 + (self as u64) << 20));
+        let mut random = SplitMix64::new(seed ^ ((0x5eed_0000 + self as u64) << 20));
         let frames: Vec<Vec<f64>> =
             shapes.iter().map(|shape| frame(&mut random, embedding(*shape), width)).collect();
         let total = rows + rows / 2;
