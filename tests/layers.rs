@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Bottom first; modules of one row do not know each other.
 const LAYERS: [&[&str]; 5] =
-    [&["device"], &["ops", "hub"], &["blr", "arrow"], &["model"], &["compress", "eval"]];
+    [&["device"], &["ops", "hub"], &["blr", "arrow"], &["model", "atoms"], &["compress", "eval", "explain"]];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();

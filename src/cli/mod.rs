@@ -3,7 +3,9 @@
 mod bench;
 mod demo;
 mod device;
+mod encode;
 mod eval;
+mod explain;
 mod generate;
 mod hub;
 mod inspect;
@@ -42,6 +44,8 @@ enum Command {
     Verify(verify::Args),
     Demo(demo::Args),
     Solve(solve::Args),
+    Explain(Box<explain::Args>),
+    Encode(encode::Args),
     Bench(bench::Args),
 }
 
@@ -54,6 +58,8 @@ pub fn main() -> ExitCode {
         Command::Verify(args) => verify::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Solve(args) => solve::run(args),
+        Command::Explain(args) => explain::run(*args),
+        Command::Encode(args) => encode::run(args),
         Command::Bench(args) => bench::run(args),
     };
     match run {

@@ -10,6 +10,7 @@ use super::table::Table;
 use super::{print, print_json};
 
 mod arrow;
+mod atoms;
 mod encode;
 
 /// Measure this machine, answers checked first
@@ -22,12 +23,14 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum What {
     Arrow(arrow::Args),
+    Atoms(atoms::Args),
     Encode(encode::Args),
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.what {
         What::Arrow(args) => arrow::run(args),
+        What::Atoms(args) => atoms::run(args),
         What::Encode(args) => encode::run(args),
     }
 }

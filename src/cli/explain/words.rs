@@ -1,0 +1,228 @@
+use std::path::Path;
+use std::process::ExitCode;
+
+use miette::{IntoDiagnostic, Result, miette};
+use serde_json::{Value, json};
+
+use lapidary::atoms::{self, Code, FitParams, Shape};
+use lapidary::explain::{
+    Centre, Order, WordRows, WordSet, coherence, control, cyclic_orders, read_words, word_angles, word_rows,
+};
+use lapidary::model::{Decoder, Tokenizer};
+
+use super::{Args, Explained, explained, one_layer};
+use crate::cli::table::Table;
+use crate::cli::{open, print, print_json};
+
+/// Controls drawn for each layer.
+const CONTROLS: u64 = 5;
+
+/// What words look like after one block.
+struct Layer {
+    /// From 0.
+    layer: usize,
+    explained: Explained,
+    /// Words in the order of their angles on the best circle, with the coherence of their own order.
+    circle: Option<Circle>,
+    /// Circles born from rows of the same covariance.
+    false_circles: usize,
+}
+
+struct Circle {
+    atom: usize,
+    angles: Vec<Option<f64>>,
+    coherence: f64,
+}
+
+/// Explains labelled words after one block, or after every one.
+pub fn run(args: &Args, file: &Path, params: &FitParams) -> Result<ExitCode> {
+    let sets = read_words(file).into_diagnostic()?;
+    let (checkpoint, decoder) = open(&args.input)?;
+    let tokenizer = checkpoint.tokenizer().into_diagnostic()?;
+    let start = checkpoint.config().start_token();
+    let names: Vec<&String> =
+        if args.sets.is_empty() { sets.keys().collect() } else { args.sets.iter().collect() };
+    let mut reports = Vec::new();
+    for name in names {
+        let set = sets.get(name).ok_or_else(|| {
+            miette!(
+                "{} has no words `{name}`; there are: {}",
+                file.display(),
+                sets.keys().cloned().collect::<Vec<_>>().join(", ")
+            )
+        })?;
+        reports.push(explain_set(args, params, (name, set), (&decoder, &tokenizer, start))?);
+    }
+    if args.json {
+        print_json(&reports)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn explain_set(
+    args: &Args,
+    params: &FitParams,
+    (name, set): (&str, &WordSet),
+    (decoder, tokenizer, start): (&Decoder, &Tokenizer, Option<u32>),
+) -> Result<Value> {
+    let rows = word_rows(decoder, tokenizer, start, set).into_diagnostic()?;
+    if !rows.several.is_empty() {
+        eprintln!("{name}: several tokens, of which the last is read: {}", rows.several.join(", "));
+    }
+    let all = args.layer.as_deref() == Some("all");
+    let chosen: Vec<usize> =
+        if all { (0..rows.layers.len()).collect() } else { vec![one_layer(args, rows.layers.len())?] };
+    let mut layers = Vec::new();
+    for layer in chosen {
+        eprintln!("{name}: block {}", layer + 1);
+        layers.push(explain_layer(args, params, (name, set), &rows, layer)?);
+    }
+    let best = layers.iter().filter(|layer| layer.circle.is_some()).max_by(|a, b| {
+        let value = |layer: &Layer| layer.circle.as_ref().map_or(0.0, |circle| circle.coherence);
+        value(a).total_cmp(&value(b))
+    });
+    let shown = if all { best } else { layers.first() };
+    if let (Some(layer), Some(folder)) = (shown, &args.output) {
+        layer.explained.write(&folder.join(name))?;
+    }
+    let rank = order_rank(&layers, set.words.len());
+    if !args.json {
+        show(name, set, &layers, rank)?;
+        if let Some(layer) = shown.filter(|_| !all) {
+            layer.explained.tell()?;
+        }
+    }
+    Ok(report(name, set, &layers, best, rank))
+}
+
+fn explain_layer(
+    args: &Args,
+    params: &FitParams,
+    (name, set): (&str, &WordSet),
+    rows: &WordRows,
+    layer: usize,
+) -> Result<Layer> {
+    let x = rows.layer(layer, Centre::from(args.centre));
+    let false_circles = (0..CONTROLS)
+        .filter(|seed| {
+            let drawn = control(&x, rows.width, *seed);
+            atoms::fit(&drawn, rows.width, params).is_ok_and(|fit| {
+                fit.dictionary.atoms.iter().any(|atom| matches!(atom.shape, Shape::Circle(_)))
+            })
+        })
+        .count();
+    let title = format!("{name}: {} after block {}", args.input.display(), layer + 1);
+    let labels = (rows.word.clone(), set.words.clone());
+    let mut explained = explained(title, (x, rows.width), labels, params, |_| false)?;
+    let mut circle: Option<Circle> = None;
+    for atom in 0..explained.fit.dictionary.atoms.len() {
+        if !matches!(explained.fit.dictionary.atoms[atom].shape, Shape::Circle(_)) {
+            continue;
+        }
+        let found = read_circle(&explained.codes, rows, set.words.len(), atom);
+        explained.notes[atom].push(format!("round it: {}", around(&found.angles, &set.words)));
+        explained.notes[atom].push(format!("coherence of the words' own order: {:.3}", found.coherence));
+        if circle.as_ref().is_none_or(|best| found.coherence > best.coherence) {
+            circle = Some(found);
+        }
+    }
+    Ok(Layer { layer, explained, circle, false_circles })
+}
+
+fn read_circle(codes: &[Code], rows: &WordRows, words: usize, atom: usize) -> Circle {
+    let angles = word_angles(codes, &rows.word, words, atom);
+    let own: Order = (0..words).collect();
+    let coherence = coherence(&angles, &own);
+    Circle { atom, angles, coherence }
+}
+
+/// Words by their angles, from the first one on.
+fn around(angles: &[Option<f64>], words: &[String]) -> String {
+    let first = angles.first().copied().flatten().unwrap_or(0.0);
+    let mut on: Vec<(f64, &str)> = angles
+        .iter()
+        .zip(words)
+        .filter_map(|(angle, word)| {
+            Some(((angle.as_ref()? - first).rem_euclid(std::f64::consts::TAU), word.as_str()))
+        })
+        .collect();
+    on.sort_by(|a, b| a.0.total_cmp(&b.0));
+    on.into_iter().map(|(_, word)| word).collect::<Vec<_>>().join(" ")
+}
+
+/// Place of the words' own order among all cyclic orders, each by the best layer: 1 is first. Up to 8 words.
+fn order_rank(layers: &[Layer], words: usize) -> Option<(usize, usize)> {
+    if !(3..=8).contains(&words) || layers.iter().all(|layer| layer.circle.is_none()) {
+        return None;
+    }
+    let best = |order: &Order| {
+        let circles = layers.iter().filter_map(|layer| layer.circle.as_ref());
+        circles.map(|circle| coherence(&circle.angles, order)).fold(0.0, f64::max)
+    };
+    let orders = cyclic_orders(words);
+    let own = best(&orders[0]);
+    Some((1 + orders[1..].iter().filter(|order| best(order) >= own).count(), orders.len()))
+}
+
+fn shapes(layer: &Layer) -> String {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for atom in &layer.explained.fit.dictionary.atoms {
+        let name = atom.shape.to_string();
+        match counts.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    counts.into_iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+}
+
+fn show(name: &str, set: &WordSet, layers: &[Layer], rank: Option<(usize, usize)>) -> Result<()> {
+    let mut table =
+        Table::new(&["block", "explained", "atoms", "coherence", "round the circle", "false circles"]);
+    for layer in layers {
+        let circle = layer.circle.as_ref();
+        table.row(vec![
+            (layer.layer + 1).to_string(),
+            format!("{:.3}", layer.explained.measures.explained),
+            shapes(layer),
+            circle.map_or_else(String::new, |circle| format!("{:.3}", circle.coherence)),
+            circle.map_or_else(String::new, |circle| around(&circle.angles, &set.words)),
+            format!("{} of {CONTROLS}", layer.false_circles),
+        ]);
+    }
+    let mut text = format!("{name}\n{table}");
+    if let Some((rank, of)) = rank {
+        text += &format!("the words' own order is number {rank} of {of} cyclic orders\n");
+    }
+    print(text.trim_end())
+}
+
+fn report(
+    name: &str,
+    set: &WordSet,
+    layers: &[Layer],
+    best: Option<&Layer>,
+    rank: Option<(usize, usize)>,
+) -> Value {
+    let layer_json = |layer: &Layer| {
+        json!({
+            "block": layer.layer + 1,
+            "explained": layer.explained.measures.explained,
+            "shapes": layer.explained.fit.dictionary.atoms.iter().map(|atom| atom.shape.to_string()).collect::<Vec<_>>(),
+            "atom": layer.circle.as_ref().map(|circle| circle.atom),
+            "coherence": layer.circle.as_ref().map(|circle| circle.coherence),
+            "order": layer.circle.as_ref().map(|circle| around(&circle.angles, &set.words)),
+            "false_circles": layer.false_circles,
+            "controls": CONTROLS,
+            "seconds": layer.explained.fit.certificate.seconds,
+        })
+    };
+    json!({
+        "words": name,
+        "coherence": best.and_then(|layer| layer.circle.as_ref()).map(|circle| circle.coherence),
+        "block": best.map(|layer| layer.layer + 1),
+        "order_rank": rank.map(|(rank, _)| rank),
+        "orders": rank.map(|(_, of)| of),
+        "layers": layers.iter().map(layer_json).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,130 @@
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use assert_cmd::Command;
+use lapidary::atoms::file;
+use lapidary::atoms::zoo::{Case, Planted};
+
+fn lapidary(arguments: &[&str]) -> Output {
+    Command::cargo_bin("lapidary").unwrap().args(arguments).output().unwrap()
+}
+
+/// NumPy's format, version 1.
+fn npy(path: &Path, x: &[f64], width: usize) {
+    let mut header =
+        format!("{{'descr': '<f8', 'fortran_order': False, 'shape': ({}, {width}), }}", x.len() / width);
+    while (header.len() + 11) % 64 != 0 {
+        header.push(' ');
+    }
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(x.iter().flat_map(|v| v.to_le_bytes()));
+    fs::write(path, bytes).unwrap();
+}
+
+fn planted() -> Planted {
+    Case::Circle.plant(0)
+}
+
+#[test]
+fn activations_are_explained_saved_and_encoded() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let planted = planted();
+    npy(at("acts.npy").as_ref(), &planted.x, planted.width);
+    let labels: Vec<String> = (0..planted.truth.len()).map(|i| format!("<{}>", i % 3)).collect();
+    fs::write(at("labels.txt"), labels.join("\n")).unwrap();
+    let out =
+        lapidary(&["explain", &at("acts.npy"), "--labels", &at("labels.txt"), "-o", &at("out"), "--json"]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(report["certificate"]["outcome"], "converged");
+    assert_eq!(report["atoms"].as_array().unwrap().len(), 1);
+    assert!(report["explained"].as_f64().unwrap() > 0.9);
+    let page = fs::read_to_string(at("out/report.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("&lt;1&gt;") && !page.contains("<1>"));
+    assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("href="));
+    assert!(fs::read_to_string(at("out/atom-0.svg")).unwrap().starts_with("<svg"));
+
+    let out = lapidary(&[
+        "encode",
+        &at("out/dictionary.safetensors"),
+        &at("acts.npy"),
+        "-o",
+        &at("codes"),
+        "--json",
+    ]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let encoded: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(encoded["explained"].as_f64().unwrap() > 0.9);
+    let dictionary = file::read_dictionary(at("out/dictionary.safetensors").as_ref()).unwrap();
+    assert_eq!(dictionary.encode(&planted.x, planted.width).unwrap().len(), planted.truth.len());
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let planted = planted();
+    npy(at("acts.npy").as_ref(), planted.fit_rows(), planted.width);
+    let mut bad = planted.fit_rows().to_vec();
+    bad[32 * 5 + 2] = f64::NAN;
+    npy(at("nan.npy").as_ref(), &bad, planted.width);
+    npy(at("row.npy").as_ref(), &planted.x[..32], 32);
+    npy(at("narrow.npy").as_ref(), &planted.x[..32 * 30], 30);
+    fs::write(at("labels.txt"), "one\ntwo\n").unwrap();
+    fs::write(at("words.json"), "{\"day\": {\"words\": [\"a\", \"b\"], \"templates\": [\"no place\"]}}")
+        .unwrap();
+    fs::write(at("not.npy"), b"\x93NUMPY\x01\x00\xff").unwrap();
+    let out = lapidary(&["explain", &at("acts.npy"), "-o", &at("out")]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny");
+    let model = model.to_str().unwrap();
+    for (arguments, said) in [
+        (vec!["explain", &at("nan.npy")], "row 5, column 2"),
+        (vec!["explain", &at("row.npy")], "too few"),
+        (vec!["explain", &at("not.npy")], "ends inside its header"),
+        (vec!["explain", &at("missing.npy")], "cannot be read"),
+        (vec!["explain", &at("acts.npy"), "--labels", &at("labels.txt")], "2 labels for 400 rows"),
+        (vec!["explain", &at("acts.npy"), "--shapes", "cube"], "there is no shape `cube`"),
+        (vec!["explain", &at("acts.npy"), "--seconds=-1"], "--seconds"),
+        (vec!["explain", model, "--words", &at("words.json"), "--layer", "1"], "must have one {}"),
+        (vec!["explain", model], "--words or --text"),
+        (
+            vec!["encode", &at("out/dictionary.safetensors"), &at("narrow.npy")],
+            "30 numbers where the dictionary",
+        ),
+        (vec!["encode", &at("acts.npy"), &at("acts.npy")], "is no dictionary"),
+    ] {
+        let out = lapidary(&arguments);
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && text.contains(said), "{arguments:?}: {text}");
+        assert!(!text.contains("panicked"), "{text}");
+    }
+}
+
+#[test]
+fn words_of_the_embedded_model_are_explained() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (model, words) = (root.join("assets/tiny"), root.join("assets/words.json"));
+    let out = lapidary(&[
+        "explain",
+        model.to_str().unwrap(),
+        "--layer",
+        "all",
+        "--words",
+        words.to_str().unwrap(),
+        "--set",
+        "weekday",
+        "--centre",
+        "template",
+        "--json",
+    ]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(report[0]["coherence"].as_f64().unwrap() >= 0.95, "{report}");
+    assert_eq!(report[0]["order_rank"], 1, "{report}");
+}
