@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let device = args.device.open_for(|device| match device {
         Device::Host => Ok(()),
-        _ => DeviceForward::takes(checkpoint.config(), windows.positions),
+        _ => DeviceForward::fits(device, checkpoint.config(), (windows.positions, windows.count())),
     })?;
 
     let progress = bar(windows.count() as u64, "windows");

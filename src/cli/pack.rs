@@ -12,7 +12,8 @@ use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
-use lapidary::compress::{Encoder, PackParams, pack};
+use lapidary::compress::tune::Tuner;
+use lapidary::compress::{Encoder, PackError, PackParams, pack};
 use lapidary::device::Device;
 use lapidary::model::Checkpoint;
 
@@ -89,9 +90,14 @@ fn encoder(args: &Args, checkpoint: &Checkpoint, recipe: &Recipe, plan: &Plan) -
     let config = checkpoint.config();
     let assignments = plan.resolve(config.layers).into_diagnostic()?;
     // The host has the reference, which asks for no room beforehand.
-    let device = args.device.open_for(|device| match matches!(device, Device::Host) {
-        true => Ok(()),
-        false => check_fits(device, recipe, config, &assignments),
+    let device = args.device.open_for(|device| -> Result<(), PackError> {
+        if matches!(device, Device::Host) {
+            return Ok(());
+        }
+        if recipe.tunes() {
+            Tuner::takes(device)?;
+        }
+        Ok(check_fits(device, recipe, config, &assignments)?)
     })?;
     match (device, args.precision) {
         (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),

@@ -4,7 +4,7 @@ use faer::{Mat, MatRef};
 use rayon::prelude::*;
 
 use super::calibration::Calibration;
-use super::streams::{ActivationError, Blocks, SiteGrams, Streams, Which, batch_len};
+use super::streams::{ActivationError, Blocks, SiteGrams, Which, batch_len};
 use super::tensor::Grams;
 use crate::device::arena::{Arena, Layout, View};
 use crate::device::{Device, DeviceError};
@@ -195,14 +195,17 @@ impl DeviceCalibration {
         self.arena.finish()
     }
 
-    /// The streams, as far as they have come.
-    pub fn streams(&mut self) -> Result<Streams, DeviceError> {
-        let arena = &mut self.arena;
-        let mut read = |lane: &Lane| match &lane.stream {
-            Stream::Here(view) => arena.read(view.at, view.len()),
-            Stream::Host(stream) => Ok(stream.clone()),
+    /// One of the streams, as far as it has come; empty where that model does not run.
+    pub fn stream(&mut self, which: Which) -> Result<Vec<f32>, DeviceError> {
+        let lane = match which {
+            Which::Packed => Some(&self.packed),
+            Which::Original => self.original.as_ref(),
         };
-        Ok(Streams { packed: read(&self.packed)?, original: self.original.as_ref().map(read).transpose()? })
+        match lane.map(|lane| &lane.stream) {
+            Some(Stream::Here(view)) => self.arena.read(view.at, view.len()),
+            Some(Stream::Host(stream)) => Ok(stream.clone()),
+            None => Ok(Vec::new()),
+        }
     }
 
     fn load(&mut self, blocks: Blocks<'_>) {

@@ -215,11 +215,11 @@ impl Run<'_> {
             return Ok(());
         }
         self.observer.event(Event::Stage { layer, stage: Stage::Tune });
-        let pair = stream.pair(&self.decoder)?;
+        let [input, target] = stream.pair(&self.decoder)?;
         let calibration = stream.calibration();
         let windows = Windows {
-            input: &pair.packed,
-            target: pair.original.as_deref().unwrap_or_default(),
+            input: &input,
+            target: &target,
             positions: calibration.windows.positions,
             fit: calibration.fit,
         };

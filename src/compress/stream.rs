@@ -73,10 +73,10 @@ impl<'a> Stream<'a> {
 
     /// What the packed block gets and what it should give: the stream that enters it, and the original's that leaves the
     /// original block, to which it goes on.
-    pub fn pair(&mut self, decoder: &Decoder) -> Result<Streams, PackError> {
-        let packed = self.streams(decoder)?.packed;
+    pub fn pair(&mut self, decoder: &Decoder) -> Result<[Vec<f32>; 2], PackError> {
+        let packed = self.read(Which::Packed, decoder)?;
         self.advance_one(Which::Original, decoder)?;
-        Ok(Streams { packed, original: self.streams(decoder)?.original })
+        Ok([packed, self.read(Which::Original, decoder)?])
     }
 
     /// Goes through the block that it enters, with what has not yet.
@@ -92,7 +92,7 @@ impl<'a> Stream<'a> {
         while self.original.as_ref().is_some_and(|original| self.original_at < original.config().layers) {
             self.advance_one(Which::Original, decoder)?;
         }
-        Ok(self.streams(decoder)?.original.unwrap_or_default())
+        self.read(Which::Original, decoder)
     }
 
     /// The windows that calibrate.
@@ -120,16 +120,16 @@ impl<'a> Stream<'a> {
         }
     }
 
-    fn streams(&mut self, decoder: &Decoder) -> Result<Streams, PackError> {
+    fn read(&mut self, which: Which, decoder: &Decoder) -> Result<Vec<f32>, PackError> {
         let error = match &mut self.ground {
-            Ground::Host(streams) => return Ok(streams.clone()),
-            Ground::Device(on_device) => match on_device.streams() {
-                Ok(streams) => return Ok(streams),
+            Ground::Host(streams) => return Ok(streams.of(which).cloned().unwrap_or_default()),
+            Ground::Device(on_device) => match on_device.stream(which) {
+                Ok(stream) => return Ok(stream),
                 Err(error) => error,
             },
         };
         self.back_to_host(decoder, &error)?;
-        self.streams(decoder)
+        self.read(which, decoder)
     }
 
     /// Starts again on the host, through all blocks before this one.

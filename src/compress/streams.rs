@@ -116,7 +116,7 @@ impl Streams {
         }
     }
 
-    fn of(&mut self, which: Which) -> Option<&mut Vec<f32>> {
+    pub(super) fn of(&mut self, which: Which) -> Option<&mut Vec<f32>> {
         match which {
             Which::Packed => Some(&mut self.packed),
             Which::Original => self.original.as_mut(),

@@ -70,17 +70,22 @@ impl Tuner {
     /// # Errors
     /// A device that tuning has no kernels for.
     pub fn new(device: &Device) -> Result<Self, TuneError> {
-        match device {
-            #[cfg(feature = "wgpu")]
-            Device::Wgpu(_) => return Err(TuneError::NoKernels { device: device.name() }),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => {
-                let sources: Vec<_> = ops::tuning_programs().into_iter().map(Program::source).collect();
-                prepare(cuda, &sources)?;
-            }
-            Device::Host => {}
+        Self::takes(device)?;
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(cuda) = device {
+            let sources: Vec<_> = ops::tuning_programs().into_iter().map(Program::source).collect();
+            prepare(cuda, &sources)?;
         }
         Ok(Self { device: device.clone(), arena: None })
+    }
+
+    /// Whether tuning has kernels for a device.
+    pub fn takes(device: &Device) -> Result<(), TuneError> {
+        match device {
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(_) => Err(TuneError::NoKernels { device: device.name() }),
+            _ => Ok(()),
+        }
     }
 
     /// Gives the memory back until the next block.

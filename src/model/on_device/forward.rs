@@ -62,26 +62,27 @@ impl Places {
 }
 
 impl DeviceForward {
-    /// Whether the kernels take a model, with windows of so many positions.
-    pub fn takes(config: &Config, window: usize) -> Result<(), ForwardError> {
-        check(config, window)
+    /// Whether a device takes a model and a text of `windows` windows of `window` positions.
+    ///
+    /// Errors: what the kernels lack, or what is needed there, where there is not that much.
+    pub fn fits(
+        device: &Device,
+        config: &Config,
+        (window, windows): (usize, usize),
+    ) -> Result<(), ForwardError> {
+        Self::place(device, config, (window, windows)).map(|_| ())
     }
 
-    /// Brings windows of `window` positions each, one behind another in `tokens`, to a device and through the model.
-    ///
-    /// Errors: what it needs there, where there is not that much; a token that the model does not have.
-    pub fn run(
+    /// Where everything lies, and the numbers that it takes in all.
+    fn place(
         device: &Device,
-        decoder: &Decoder,
-        tokens: &[u32],
-        window: usize,
-    ) -> Result<Self, ForwardError> {
-        let config = decoder.config();
+        config: &Config,
+        (window, windows): (usize, usize),
+    ) -> Result<(Places, usize), ForwardError> {
         check(config, window)?;
         if window > config.max_positions {
             return Err(DecoderError::TooLong { needed: window, most: config.max_positions }.into());
         }
-        let windows = tokens.len() / window;
         let largest = Arena::largest(device)?.min(Arena::room(device)?);
         let plan = |batch: usize| -> Result<(Places, usize), ForwardError> {
             let mut layout = Layout::default();
@@ -97,6 +98,20 @@ impl DeviceForward {
             let what = format!("a block, the head and {windows} windows of {window} positions");
             return Err(DeviceError::memory(what, numbers as u64 * 4, largest as u64 * 4).into());
         }
+        Ok((places, numbers))
+    }
+
+    /// Brings windows of `window` positions each, one behind another in `tokens`, to a device and through the model.
+    ///
+    /// Errors: as [`fits`](Self::fits); a token that the model does not have.
+    pub fn run(
+        device: &Device,
+        decoder: &Decoder,
+        tokens: &[u32],
+        window: usize,
+    ) -> Result<Self, ForwardError> {
+        let config = decoder.config();
+        let (places, numbers) = Self::place(device, config, (window, tokens.len() / window))?;
         let mut arena = Arena::new(device, numbers)?;
         let Places { room, stream, norm, normed, head, logits, factors } = places;
         write_linear(&mut arena, &decoder.head, head, &factors);
