@@ -9,7 +9,7 @@ mod library;
 mod solver;
 mod stream;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Arc, Mutex};
 
@@ -78,6 +78,7 @@ impl Cuda {
             check("cuDevicePrimaryCtxSetFlags", sys::cuDevicePrimaryCtxSetFlags_v2(device, spin))?;
             let mut context = std::ptr::null_mut();
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            keep_alive(device)?;
             use sys::CUdevice_attribute_enum as Attribute;
             let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
             let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -140,7 +141,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         let modules = std::mem::take(&mut *self.modules.lock().unwrap_or_else(|e| e.into_inner()));
         drop(modules);
-        // SAFETY: retained once in `open`. A failure here has nobody left to tell.
+        // SAFETY: retained once in `open`; the context itself stays, see `keep_alive`. A failure has nobody left to tell.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
@@ -149,6 +150,19 @@ impl std::fmt::Debug for Cuda {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Cuda({}, sm_{})", self.0.name, self.0.arch)
     }
+}
+
+/// Retains a card's context once more, for as long as the process lives: cuBLAS and cuSOLVER keep state of their own in it,
+/// which must not be taken from under one thread when another lets go of its last [`Cuda`].
+fn keep_alive(device: sys::CUdevice) -> Result<(), DeviceError> {
+    static KEPT: Mutex<BTreeSet<sys::CUdevice>> = Mutex::new(BTreeSet::new());
+    let mut kept = KEPT.lock().unwrap_or_else(|e| e.into_inner());
+    if kept.insert(device) {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a pointer to a live local; never released, as said.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+    }
+    Ok(())
 }
 
 fn dotted(version: c_int) -> String {
