@@ -5,11 +5,13 @@ mod common;
 mod tiny;
 
 use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lapidary::compress::calibration::{Calibration, CalibrationParams, Draft, Source};
 use lapidary::compress::device_calibration::{
     CaptureError, DeviceCalibration, GRAM_TOLERANCE, STREAM_TOLERANCE,
 };
+use lapidary::compress::observer::{Event, Observer, Silent};
 use lapidary::compress::recipe::Tokens;
 use lapidary::compress::self_written::{self, WriteParams};
 use lapidary::compress::streams::{Blocks, SiteGrams, Streams, Which};
@@ -274,16 +276,39 @@ fn scores_of_a_text_are_the_hosts() {
     }
 }
 
+/// Counts the tokens that were written.
+#[derive(Default)]
+struct Heard(AtomicUsize);
+
+impl Observer for Heard {
+    fn event(&self, event: Event<'_>) {
+        if let Event::Wrote { tokens } = event {
+            self.0.fetch_add(tokens, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_text_may_fill_the_context() {
+    let checkpoint = embedded();
+    let (decoder, tokenizer) = (Decoder::load(&checkpoint).unwrap(), checkpoint.tokenizer().unwrap());
+    let most = decoder.config().max_positions;
+    for device in common::devices() {
+        let params = WriteParams::default();
+        let text = self_written::write(&decoder, &tokenizer, &device, (1, most), params, &Silent).unwrap();
+        assert_eq!(text.len(), most);
+    }
+}
+
 #[test]
 fn a_model_writes_its_text_by_the_seed_alone() {
     let checkpoint = embedded();
     let (decoder, tokenizer) = (Decoder::load(&checkpoint).unwrap(), checkpoint.tokenizer().unwrap());
     let write = |device: &Device, count: usize, seed: u64| {
         let params = WriteParams { seed, ..WriteParams::default() };
-        let wrote = std::sync::atomic::AtomicUsize::new(0);
-        let add = |tokens| _ = wrote.fetch_add(tokens, std::sync::atomic::Ordering::Relaxed);
-        let text = self_written::write(&decoder, &tokenizer, device, (count, 40), params, &add).unwrap();
-        assert_eq!((text.len(), wrote.into_inner()), (count * 40, count * 40));
+        let heard = Heard::default();
+        let text = self_written::write(&decoder, &tokenizer, device, (count, 40), params, &heard).unwrap();
+        assert_eq!((text.len(), heard.0.into_inner()), (count * 40, count * 40));
         text
     };
     let expected = write(&Device::Host, 6, 1);

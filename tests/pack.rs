@@ -163,13 +163,55 @@ fn killed_with_two_streams_and_a_text_of_its_own_it_resumes_to_the_same_bytes() 
     killed_at_any_moment(&["--recipe", "nvg2", "--fit-tokens", "1024", "--heldout-tokens", "256"]);
 }
 
+/// Gradients, as short as they may be.
+const BEST: [&str; 14] = [
+    "--recipe",
+    "best",
+    "--fit-tokens",
+    "1024",
+    "--heldout-tokens",
+    "256",
+    "--set",
+    "reconstruct.passes=2",
+    "--set",
+    "reconstruct.batch=512",
+    "--set",
+    "distill.passes=2",
+    "--set",
+    "distill.batch=512",
+];
+
 #[test]
 fn killed_between_gradients_it_resumes_to_the_same_bytes() {
-    let mut recipe = vec!["--recipe", "best", "--fit-tokens", "1024", "--heldout-tokens", "256"];
-    for set in ["reconstruct.passes=2", "reconstruct.batch=512", "distill.passes=2", "distill.batch=512"] {
-        recipe.extend(["--set", set]);
-    }
-    killed_at_any_moment(&recipe);
+    killed_at_any_moment(&BEST);
+}
+
+#[test]
+fn what_gradients_left_is_made_again_where_it_was_deleted() {
+    let folder = Folder::new();
+    success(folder.pack("whole", &BEST));
+    let partial = folder.path("out.partial");
+    let run_until = |file: &str, resume: &[&str]| {
+        let mut command = folder.pack("out", &BEST);
+        let mut child = command.args(resume).spawn().unwrap();
+        while !partial.join(file).exists() {
+            assert!(child.try_wait().unwrap().is_none(), "finished too early");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    };
+    run_until("reconstructed-0.json", &[]);
+    fs::remove_file(partial.join("model.layers.0.mlp.up_proj.reconstructed.blr")).unwrap();
+    run_until("reconstructed-1.json", &["--resume"]);
+    // An encoded tensor of the first block: it and everything behind it that is not there is made again.
+    fs::remove_file(partial.join("model.layers.0.self_attn.q_proj.blr")).unwrap();
+    success({
+        let mut command = folder.pack("out", &BEST);
+        command.arg("--resume");
+        command
+    });
+    assert_same_files(&folder.path("whole"), &folder.path("out"));
 }
 
 fn killed_at_any_moment(recipe: &[&str]) {
@@ -437,7 +479,7 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let test = common::tiny("test.txt");
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 18] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
@@ -452,6 +494,8 @@ fn bad_input_is_said_before_anything_is_written() {
         (&["--text", "self", "--temperature", "-1"], "the temperature is -1"),
         (&["--text", &file("short.txt"), "--set", "blend=2"], "give a number from 0 to 1"),
         (&["--text", &file("short.txt"), "--set", "blend"], "give KNOB=VALUE"),
+        (&["--recipe", "best", "--set", "distill.scales=0"], "nothing would be trained"),
+        (&["--text", &file("short.txt"), "self:0.000001"], "comes to 0 tokens"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
         (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0.0"),
     ];

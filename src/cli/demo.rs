@@ -124,7 +124,8 @@ fn show(folder: &Path) -> Result<String> {
 
 const LEGEND: &str = "\
 bits        stored bits a weight of the packed layers (embedding and norms stay in 16 bits)
-error       of the layers' outputs on held-out text, relative, mean over layers
+error       of the layers' outputs on held-out text, relative, mean over layers; of best, before gradients and against its
+            own targets
 perplexity  on unseen text: between how many tokens the model hesitates; lower is better
 KL          mean divergence from the original's predictions, nats; 0 is identical
 agree       share of positions where packed and original find the same token most likely

@@ -48,10 +48,10 @@ pub struct Args {
     /// Tokens of a calibration window
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
-    /// Calibration tokens to fit on [default: 14848, with nvg2 49152, or what the text holds]
+    /// Calibration tokens to fit on [default: 14848, with two streams 49152, or what the text holds]
     #[arg(long, value_name = "N")]
     fit_tokens: Option<usize>,
-    /// Calibration tokens to judge by, the last windows [default: 3072, with nvg2 16384, or the same share of the text]
+    /// Calibration tokens to judge by, the last windows [default: 3072, with two streams 16384, or the same share of the text]
     #[arg(long, value_name = "N")]
     heldout_tokens: Option<usize>,
     #[command(flatten)]
@@ -185,19 +185,23 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
     ));
     lines.push(format!("model  {:.3} bits a weight, everything counted", totals.model_bits));
     if let (Some(fit), Some(heldout)) = (totals.mean_fit_rel, totals.mean_heldout_rel) {
-        lines.push(format!("error  {heldout:.4} of the output on held-out text, {fit:.4} on the text fitted to (mean over layers)"));
+        let of = if packing.recipe.two_streams() { "two-stream target's output" } else { "output" };
+        lines.push(format!("error  {heldout:.4} of the {of} on held-out text, {fit:.4} on the text fitted to (mean over layers)"));
     }
     let tuned: Vec<_> = packing.tuned.iter().filter(|tuned| tuned.layer.is_some()).collect();
     if !tuned.is_empty() {
-        let mean = |k: usize| tuned.iter().map(|tuned| tuned.heldout[k]).sum::<f64>() / tuned.len() as f64;
+        let losses: Vec<_> = tuned.iter().filter_map(|tuned| tuned.heldout).collect();
+        let mean = |k: usize| losses.iter().map(|loss| loss[k]).sum::<f64>() / losses.len().max(1) as f64;
         let kept = tuned.iter().filter(|tuned| tuned.dropped.is_none()).count();
         let (before, after) = (mean(0), mean(1));
         lines.push(format!("tuned  {kept} of {} blocks: held-out loss {before:.4} -> {after:.4} (mean); errors above are from before", tuned.len()));
     }
     if let Some(tuned) = packing.tuned.iter().find(|tuned| tuned.layer.is_none()) {
-        let [before, after] = tuned.heldout;
-        let kept = if tuned.dropped.is_none() { "" } else { ", not kept" };
-        lines.push(format!("model  distilled: held-out divergence {before:.4} -> {after:.4} nats{kept}"));
+        let kept = tuned.dropped.as_ref().map_or_else(String::new, |why| format!(", not kept: {why}"));
+        let losses = tuned.heldout.map_or_else(String::new, |[before, after]| {
+            format!(": held-out divergence {before:.4} -> {after:.4} nats")
+        });
+        lines.push(format!("model  distilled{losses}{kept}"));
     }
     let clipped = packing.clipped();
     if clipped > 0 {

@@ -108,9 +108,11 @@ fn worth_a_line(record: &Record) -> bool {
 
 fn tuned_line(tuned: &Tuned) -> String {
     let what = tuned.layer.map_or_else(|| "model".to_owned(), |layer| format!("block {}", layer + 1));
-    let [before, after] = tuned.heldout;
     let dropped = tuned.dropped.as_ref().map_or_else(String::new, |why| format!(", not kept: {why}"));
-    format!("{what}: held-out loss {before:.4} -> {after:.4} by gradients{dropped}")
+    let losses = tuned
+        .heldout
+        .map_or_else(String::new, |[before, after]| format!(" held-out loss {before:.4} -> {after:.4}"));
+    format!("{what}:{losses} by gradients{dropped}")
 }
 
 fn tensor_line(name: &str, record: &Record, took: Option<Duration>) -> String {

@@ -11,8 +11,8 @@ use lapidary::model::text::Text;
 #[derive(clap::Args)]
 pub struct SourceArgs {
     /// Calibration text: a UTF-8 file, or `self` for text that the model writes; with `:SHARE` behind it (`self:0.5`)
-    /// sources are mixed by their shares of the tokens, files without one are concatenated [default: self; with two
-    /// streams, files are mixed half and half with self]
+    /// sources are mixed by their shares of the tokens; files without one are concatenated to one of share 1 [default:
+    /// self; with two streams, files alone are mixed half and half with self]
     #[arg(long = "text", value_name = "FILE|self[:SHARE]", num_args = 1..)]
     texts: Vec<String>,
     /// Seed of the text that the model writes
@@ -37,12 +37,17 @@ impl SourceArgs {
         if named.is_empty() {
             return Ok(if recipe.calibrates() { Source::mixed(None, write) } else { Vec::new() });
         }
-        if named.iter().all(|(name, share)| *name != SELF && share.is_none()) {
-            let files: Vec<PathBuf> = named.iter().map(|(name, _)| PathBuf::from(name)).collect();
-            let text = Text::read(&files).into_diagnostic()?;
-            return Ok(match recipe.two_streams() {
-                true => Source::mixed(Some(text), write),
-                false => Source::text(text),
+        let (plain, shared): (Vec<_>, Vec<_>) =
+            named.into_iter().partition(|(name, share)| *name != SELF && share.is_none());
+        let files: Vec<PathBuf> = plain.iter().map(|(name, _)| PathBuf::from(name)).collect();
+        let plain = match files.is_empty() {
+            true => None,
+            false => Some(Text::read(&files).into_diagnostic()?),
+        };
+        if shared.is_empty() {
+            return Ok(match (plain, recipe.two_streams()) {
+                (Some(text), false) => Source::text(text),
+                (text, _) => Source::mixed(text, write),
             });
         }
         let source = |(name, share): &(&str, Option<f64>)| -> Result<Source> {
@@ -52,7 +57,9 @@ impl SourceArgs {
             };
             Ok(Source { content, share: share.unwrap_or(1.0) })
         };
-        named.iter().map(source).collect()
+        let mut sources = plain.map_or_else(Vec::new, Source::text);
+        sources.extend(shared.iter().map(source).collect::<Result<Vec<_>>>()?);
+        Ok(sources)
     }
 }
 

@@ -73,9 +73,21 @@ pub struct CalibrationRecord {
     pub window: usize,
     pub fit_tokens: usize,
     pub heldout_tokens: usize,
+    /// What each source gave, in their order, where there are several; files without a share are one source.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceTokens>,
     /// What of these tokens the model wrote itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub self_written: Option<SelfWritten>,
+}
+
+/// Tokens of one source of several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceTokens {
+    /// File names, or `self`.
+    pub source: String,
+    pub fit_tokens: usize,
+    pub heldout_tokens: usize,
 }
 
 /// Text that the model wrote.
@@ -135,7 +147,19 @@ impl Draft {
                 params,
             }),
         });
+        let source = |part: &Part| SourceTokens {
+            source: match &part.content {
+                PartContent::Given { files, .. } => {
+                    files.iter().map(|file| file.file.as_str()).collect::<Vec<_>>().join(" ")
+                }
+                PartContent::SelfWritten(_) => "self".into(),
+            },
+            fit_tokens: part.fit * self.len,
+            heldout_tokens: part.heldout * self.len,
+        };
+        let several = self.parts.len() > 1;
         CalibrationRecord {
+            sources: self.parts.iter().filter(|_| several).map(source).collect(),
             texts: self.parts.iter().flat_map(files).collect(),
             window: self.len,
             fit_tokens: tokens(|part| part.fit),
@@ -174,6 +198,9 @@ impl Draft {
 /// Fit and held-out windows of a text of `available` tokens.
 fn split(available: usize, params: CalibrationParams, tokens: Tokens) -> Result<(usize, usize), TextError> {
     let (window, windows) = (params.window, available / params.window);
+    if tokens.fit == 0 || tokens.heldout == 0 {
+        return Err(TextError::Part { part: "fit or held-out", tokens: tokens.total(), window });
+    }
     let whole = |part: &'static str, tokens: usize| match tokens / window {
         0 => Err(TextError::Part { part, tokens, window }),
         count => Ok(count),
@@ -231,6 +258,8 @@ mod tests {
         let draft = draft(&[(500, 1.0)], Some(3.0), params(Some(80), Some(40))).unwrap();
         let record = draft.record();
         assert_eq!((record.fit_tokens, record.heldout_tokens), (80, 40));
+        let sources: Vec<_> = record.sources.iter().map(|s| (s.fit_tokens, s.heldout_tokens)).collect();
+        assert_eq!(sources, [(20, 10), (60, 30)]);
         let own = record.self_written.unwrap();
         assert_eq!((own.fit_tokens, own.heldout_tokens), (60, 30));
         let written: Vec<u32> = (0..90).map(|k| 100 + k).collect();
@@ -249,6 +278,9 @@ mod tests {
     fn a_short_text_gives_what_it_has_and_one_asked_for_too_much_says_so() {
         let record = draft(&[(41, 1.0)], None, params(None, None)).unwrap().record();
         assert_eq!((record.fit_tokens, record.heldout_tokens), (30, 10));
+        // A share so small that it comes to no token at all.
+        let error = draft(&[(500, 1.0)], Some(1e-9), params(None, None)).err().unwrap();
+        assert!(matches!(error, TextError::Part { tokens: 0, .. }), "{error}");
         let error = draft(&[(41, 1.0)], None, params(Some(100), None)).err().unwrap();
         assert!(matches!(error, TextError::TooShort { tokens: 41, .. }), "{error}");
         let error = draft(&[(41, 1.0)], Some(1.0), params(Some(12), Some(12))).err().unwrap();

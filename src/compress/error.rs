@@ -4,6 +4,7 @@ use super::fit::FitError;
 use super::journal::JournalError;
 use super::output::OutputError;
 use super::plan::PlanError;
+use super::recipe::RecipeError;
 use super::streams::ActivationError;
 use super::tune::TuneError;
 use crate::device::DeviceError;
@@ -20,6 +21,8 @@ pub enum PackError {
     AlreadyPacked { path: PathBuf, tensor: String },
     #[error("the recipe {0} fits to calibration text: give it one, or let the model write it")]
     NoText(String),
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]

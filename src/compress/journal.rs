@@ -260,7 +260,25 @@ impl Journal {
             return Ok(None);
         }
         let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
-        serde_json::from_slice(&bytes).map(Some).map_err(|e| damaged(&file, e))
+        let stored: StoredPhase = serde_json::from_slice(&bytes).map_err(|e| damaged(&file, e))?;
+        // A payload that was deleted, for being damaged, is made again with all others.
+        let whole =
+            stored.sha256.keys().all(|name| self.folder.join(format!("{name}.{phase}.blr")).is_file());
+        Ok(whole.then_some(stored))
+    }
+
+    /// Forgets what tuning did, for it to be done again.
+    pub fn forget(&self, phase: Phase) -> Result<(), JournalError> {
+        let file = self.folder.join(phase.file());
+        match fs::remove_file(&file) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(JournalError::Io { file, source }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a tensor is finished but for tuning.
+    pub fn has_encoded(&self, name: &str) -> Result<bool, JournalError> {
+        Ok(self.read_encoded(name)?.is_some())
     }
 
     /// A payload with this checksum; `None` where there is no such file.
@@ -377,6 +395,7 @@ pub(super) fn difference(found: &Identity, expected: &Identity) -> Option<&'stat
         ("recipe", found.recipe == expected.recipe),
         ("plan", found.plan == expected.plan),
         ("calibration text or window", found.calibration == expected.calibration),
+        ("device or precision", found.encoder == expected.encoder),
     ];
     pairs.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
 }

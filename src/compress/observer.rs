@@ -34,7 +34,7 @@ pub enum Event<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Calibration positions through the dense block.
+    /// Calibration positions through the block, as far as it is packed.
     Calibrate,
     /// Two-stream targets of its weights, on the host.
     Target,

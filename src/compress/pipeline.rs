@@ -49,6 +49,7 @@ pub fn pack(
         return Err(PackError::OutputExists(output));
     }
     let config = checkpoint.config();
+    params.recipe.check()?;
     let assignments = params.plan.resolve(config.layers)?;
     if let Some(packed) = first_packed(checkpoint) {
         return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
@@ -161,9 +162,8 @@ impl Run<'_> {
                 let device = self.encoder.device();
                 let window = draft.record().window;
                 self.observer.event(Event::BeginText { tokens });
-                let wrote = |tokens| self.observer.event(Event::Wrote { tokens });
                 let extent = (tokens / window, window);
-                let written = write(&self.decoder, tokenizer, device, extent, own.params, &wrote)?;
+                let written = write(&self.decoder, tokenizer, device, extent, own.params, self.observer)?;
                 self.journal.write_tokens(&written)?;
                 written
             }
@@ -199,10 +199,9 @@ impl Run<'_> {
                 stream.advance(&self.decoder)?;
             }
         }
-        match &mut stream {
-            Some(stream) => self.distill(layers, stream),
-            None => Ok(()),
-        }
+        // What encoding held on the device makes room.
+        drop(scheduler);
+        stream.map_or(Ok(()), |stream| self.distill(layers, stream))
     }
 
     /// The packed block comes closer to what the original gives, where the recipe says so.
@@ -224,28 +223,47 @@ impl Run<'_> {
             fit: calibration.fit,
         };
         let block = self.decoder.block(layer);
-        let done = tuner.reconstruct(self.decoder.config(), block, &windows, &tuning.params())?;
+        let done = match tuner.reconstruct(self.decoder.config(), block, &windows, &tuning.params()) {
+            Ok(done) => done,
+            Err(error) => match Tuned::without_room(Some(layer), &error) {
+                Some(tuned) => return self.keep_tuned(phase, tuned, Payloads::new()),
+                None => return Err(error.into()),
+            },
+        };
         let linears = done.linears.into_iter().map(|(name, linear)| (layer, name, linear));
         self.keep_tuned(phase, Tuned::new(Some(layer), &done.report), payloads(linears))
     }
 
     /// All blocks at once come closer to the original's distributions, where the recipe says so.
-    fn distill(&mut self, layers: usize, stream: &mut Stream<'_>) -> Result<(), PackError> {
+    fn distill(&mut self, layers: usize, mut stream: Stream<'_>) -> Result<(), PackError> {
         let tuning = self.identity.recipe.distill;
-        let Some(tuner) = self.tuner.as_mut().filter(|_| tuning.passes > 0) else { return Ok(()) };
-        if self.journal.read_tuned(Phase::Model)?.is_some() {
+        let packed = |layer| {
+            LinearName::ALL
+                .into_iter()
+                .any(|n| matches!(self.decoder.linear(layer, n), Linear::Packed { .. }))
+        };
+        if tuning.passes == 0 || !(0..layers).any(packed) || self.journal.read_tuned(Phase::Model)?.is_some()
+        {
             return Ok(());
         }
+        let Some(tuner) = &mut self.tuner else { return Ok(()) };
         self.observer.event(Event::Stage { layer: layers, stage: Stage::Tune });
         let target = stream.end(&self.decoder)?;
-        let calibration = stream.calibration();
+        // What it held on the device makes room.
+        let calibration = stream.into_calibration();
         let windows = Windows {
             input: &self.decoder.embed(calibration.windows.tokens())?,
             target: &target,
             positions: calibration.windows.positions,
             fit: calibration.fit,
         };
-        let done = tuner.distill(&self.decoder, &windows, &tuning.params())?;
+        let done = match tuner.distill(&self.decoder, &windows, &tuning.params()) {
+            Ok(done) => done,
+            Err(error) => match Tuned::without_room(None, &error) {
+                Some(tuned) => return self.keep_tuned(Phase::Model, tuned, Payloads::new()),
+                None => return Err(error.into()),
+            },
+        };
         self.keep_tuned(Phase::Model, Tuned::new(None, &done.report), payloads(done.linears))
     }
 
@@ -321,25 +339,30 @@ impl Run<'_> {
     /// The last block with something still to be done; all of them where the model is to be distilled.
     fn last_open(&self, layers: usize) -> Result<Option<usize>, PackError> {
         let recipe = &self.identity.recipe;
-        if recipe.distill.passes > 0 && self.journal.read_tuned(Phase::Model)?.is_none() {
-            return Ok(layers.checked_sub(1));
-        }
-        for layer in (0..layers).rev() {
+        let mut open = None;
+        for layer in 0..layers {
             let mut packs = false;
             for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
-                match (assignment, self.journal.read_tensor(&name.prefix(layer))?) {
-                    (Assignment::Pack(_), None) => return Ok(Some(layer)),
-                    (_, Some((_, payload))) => packs |= payload.is_some(),
-                    (Assignment::KeepDense, None) => {}
+                if matches!(assignment, Assignment::Pack(_)) {
+                    packs = true;
+                    if !self.journal.has_encoded(&name.prefix(layer))? {
+                        open = Some(layer);
+                    }
                 }
             }
-            let untuned =
-                recipe.reconstruct.passes > 0 && self.journal.read_tuned(Phase::Block(layer))?.is_none();
-            if packs && untuned {
-                return Ok(Some(layer));
+            if packs
+                && recipe.reconstruct.passes > 0
+                && self.journal.read_tuned(Phase::Block(layer))?.is_none()
+            {
+                open = Some(layer);
             }
         }
-        Ok(None)
+        if open.is_some() {
+            // What was distilled is of another model than the one that this run makes.
+            self.journal.forget(Phase::Model)?;
+        }
+        let undistilled = recipe.distill.passes > 0 && self.journal.read_tuned(Phase::Model)?.is_none();
+        Ok(if undistilled { layers.checked_sub(1) } else { open })
     }
 
     /// The tensors of some sites that the journal does not have yet, largest first.

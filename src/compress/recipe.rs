@@ -96,8 +96,8 @@ impl Recipe {
             blend: 0.0,
             order: BlockOrder::Whole,
             params: Params::nvg(),
-            reconstruct: Tuning::default(),
-            distill: Tuning::default(),
+            reconstruct: Tuning { passes: 0, ..Tuning::reconstruction() },
+            distill: Tuning { passes: 0, ..Tuning::distillation() },
         }
     }
 
@@ -178,11 +178,33 @@ impl Recipe {
             false => serde_json::from_str(value).map_err(|_| error("give a number".into()))?,
         };
         let recipe: Self = serde_json::from_value(whole).map_err(|e| error(e.to_string()))?;
-        let ranges = [("damping", recipe.damping, 1e3), ("blend", recipe.blend, 1.0)];
-        match ranges.into_iter().find(|(_, v, most)| !(0.0..=*most).contains(v)) {
-            Some((_, _, most)) => Err(error(format!("give a number from 0 to {most}"))),
+        let Tuning { scales, signs, .. } = recipe.reconstruct;
+        let rates = [scales, signs, recipe.distill.scales, recipe.distill.signs];
+        let ranges =
+            [(recipe.damping, 1e3), (recipe.blend, 1.0)].into_iter().chain(rates.map(|rate| (rate, 1.0)));
+        match ranges.into_iter().find(|(v, most)| !(0.0..=*most).contains(v)) {
+            Some((_, most)) => Err(error(format!("give a number from 0 to {most}"))),
             None => Ok(recipe),
         }
+    }
+
+    /// Whether what the recipe trains can be trained, asked before anything is done.
+    pub fn check(&self) -> Result<(), RecipeError> {
+        for (key, tuning) in [("reconstruct", self.reconstruct), ("distill", self.distill)] {
+            let error = |knob: &str, value: f64, problem: &str| RecipeError {
+                key: format!("{key}.{knob}"),
+                value: value.to_string(),
+                problem: problem.into(),
+            };
+            if tuning.passes > 0 && tuning.batch == 0 {
+                return Err(error("batch", 0.0, "a step needs positions; or set passes to 0"));
+            }
+            if tuning.passes > 0 && tuning.scales.max(tuning.signs) <= 0.0 {
+                let problem = "nothing would be trained: give a rate for scales or signs, or set passes to 0";
+                return Err(error("scales", tuning.scales, problem));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -237,8 +259,21 @@ mod tests {
             ("params", "{}", "no such knob"),
             ("params.gauge", "1", "params.gauge_steps, "),
             ("params.gauge_steps", "-3", "expected usize"),
+            ("reconstruct.scales", "-1", "from 0 to 1"),
         ] {
             let error = set(key, value).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_would_train_nothing_is_refused() {
+        assert!(Recipe::best().check().is_ok());
+        assert!(Recipe::nvg2().set("reconstruct.passes", "4").unwrap().check().is_ok());
+        for (key, says) in
+            [("distill.scales", "distill.scales=0: nothing would be"), ("distill.batch", "a step needs")]
+        {
+            let error = Recipe::best().set(key, "0").unwrap().check().unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
     }

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::PackError;
+use super::observer::{Event, Observer};
 use crate::device::Device;
 use crate::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
 use crate::model::sample::{SampleError, SampleParams, Sampler};
@@ -48,23 +49,30 @@ const SIDE_BY_SIDE: usize = 256;
 /// its own index alone, up to what the device's rounding decides where two tokens are nearly equally likely. The start
 /// token is not part of it.
 ///
-/// Errors: the device's, parameters that make no distribution, logits that are not finite.
+/// A model that the batched decoder does not take, or has no room for, writes its texts one by one on the host, with a
+/// warning. Errors: the device's, parameters that make no distribution, logits that are not finite.
 pub fn write(
     decoder: &Decoder,
     tokenizer: &Tokenizer,
     device: &Device,
     (count, len): (usize, usize),
     params: WriteParams,
-    wrote: &(dyn Fn(usize) + Sync),
+    observer: &dyn Observer,
 ) -> Result<Vec<u32>, PackError> {
     let prompt = [start(decoder, tokenizer)];
     let mut seeds = SplitMix64::new(params.seed);
     let requests: Vec<Request<'_>> = (0..count)
         .map(|_| Request { prompt: &prompt, sample: params.sample(seeds.next_u64()), most: len, ends: &[] })
         .collect();
-    let texts = match open(decoder, device, (count, len + 1)) {
-        Ok(mut on_device) => on_device.generate(&requests, wrote)?,
-        Err(error) if error.is_unsupported() => one_by_one(decoder, &requests, wrote)?,
+    let wrote = |tokens| observer.event(Event::Wrote { tokens });
+    // The last token is written, not read: a text of `len` has as many positions with its start.
+    let texts = match open(decoder, device, (count, len)) {
+        Ok(mut on_device) => on_device.generate(&requests, &wrote)?,
+        Err(error) if error.is_unsupported() || error.is_memory() => {
+            observer
+                .event(Event::Warning(&format!("texts are written one by one on the host, slowly: {error}")));
+            one_by_one(decoder, &requests, &wrote)?
+        }
         Err(error) => return Err(error.into()),
     };
     Ok(texts.concat())

@@ -100,6 +100,11 @@ impl<'a> Stream<'a> {
         &self.calibration
     }
 
+    /// The windows that calibrated, once everything else is given back.
+    pub fn into_calibration(self) -> Calibration {
+        self.calibration
+    }
+
     fn advance_one(&mut self, which: Which, decoder: &Decoder) -> Result<(), PackError> {
         let (model, at) = match (which, &self.original) {
             (Which::Original, Some(original)) => (original, &mut self.original_at),

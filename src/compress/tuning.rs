@@ -2,8 +2,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::tune::{Rates, TuneParams, TuneReport, Verdict, Weighting};
+use super::tune::{Rates, TuneError, TuneParams, TuneReport, Verdict, Weighting};
 use crate::blr::Payload;
+use crate::device::DeviceError;
 use crate::device::arena::Precision;
 use crate::model::{Linear, LinearName};
 
@@ -25,14 +26,21 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Of blocks: [`TuneParams::default`].
+    /// Of blocks.
     pub fn reconstruction() -> Self {
-        Self { passes: 8, batch: 16_384, scales: 1e-2, signs: 1e-3, relative: true, seed: 0 }
+        Self::of(&TuneParams::default())
     }
 
-    /// Of the whole model: scales alone.
+    /// Of the whole model.
     pub fn distillation() -> Self {
-        Self { scales: 2e-3, signs: 0.0, ..Self::reconstruction() }
+        Self::of(&TuneParams::distill())
+    }
+
+    fn of(params: &TuneParams) -> Self {
+        let TuneParams { passes, batch, rates, seed, weighting, .. } = *params;
+        let rate = |rate: Option<f64>| rate.unwrap_or(0.0);
+        let relative = weighting == Weighting::Relative;
+        Self { passes, batch, scales: rate(rates.scales), signs: rate(rates.signs), relative, seed }
     }
 
     pub(super) fn params(&self) -> TuneParams {
@@ -53,9 +61,11 @@ impl Tuning {
 pub struct Tuned {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<usize>,
-    /// Losses before and after, the latter of the result as it is stored.
-    pub fit: [f64; 2],
-    pub heldout: [f64; 2],
+    /// Losses before and after, the latter of the result as it is stored; none where there was no room to train.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<[f64; 2]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heldout: Option<[f64; 2]>,
     /// Why the result was not kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<String>,
@@ -71,11 +81,19 @@ impl Tuned {
         };
         Self {
             layer,
-            fit: [report.fit.before, report.fit.after],
-            heldout: [report.heldout.before, report.heldout.after],
+            fit: Some([report.fit.before, report.fit.after]),
+            heldout: Some([report.heldout.before, report.heldout.after]),
             dropped,
             steps: report.steps,
         }
+    }
+}
+
+impl Tuned {
+    /// Where a device has no room to train: what is packed stays as it is, and the record says so.
+    pub(super) fn without_room(layer: Option<usize>, error: &TuneError) -> Option<Self> {
+        let TuneError::Device(DeviceError::Memory { .. }) = error else { return None };
+        Some(Self { layer, fit: None, heldout: None, dropped: Some(error.to_string()), steps: 0 })
     }
 }
 

@@ -50,8 +50,8 @@ impl Tuner {
             return Err(TuneError::NothingTrained { layer: 0, forms });
         }
         let before = run.losses()?;
-        if before.iter().any(|loss| !loss.is_finite()) {
-            return Err(windows.bad_number(run.hidden, 0, before[0]));
+        if let Some(loss) = before.iter().find(|loss| !loss.is_finite()) {
+            return Err(windows.bad_number(run.hidden, 0, *loss));
         }
         let (passes, steps) = run.train(&loaded, params, before[1])?;
         let (linears, after, verdict) = match run.stored(decoder) {

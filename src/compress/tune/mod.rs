@@ -57,21 +57,22 @@ pub enum Weighting {
 }
 
 impl Default for TuneParams {
-    /// Eight passes in steps of 16,384 positions and signs at 1e-3, as the prototype was measured. Scales at 1e-2 and errors
+    /// Eight passes in steps of 4,096 positions and signs at 1e-3: what the recipe `best` was measured with. Scales at 1e-2 and errors
     /// by the size of their position: on block 1 of SmolLM2-135M at 1 bit, 48 steps of 1,024 positions, the perplexity of
     /// the model behind it fell from 285 to 241; at 3e-3 to 252, at 3e-2 to 227, at 1e-1 to 261; with all errors alike to
     /// 245 at 1e-2 and 270 at 3e-3.
     fn default() -> Self {
         let rates = Rates { scales: Some(1e-2), signs: Some(1e-3), dense: None };
         let (weighting, precision) = (Weighting::Relative, Precision::Tf32);
-        Self { passes: 8, batch: 16_384, rates, seed: 0, weighting, precision }
+        Self { passes: 8, batch: 4096, rates, seed: 0, weighting, precision }
     }
 }
 
 impl TuneParams {
-    /// For distilling: scales alone, at 2e-4.
+    /// For distilling: scales alone, at 2e-3. At 2e-4 SmolLM2-135M at 1 bit came no closer; at 2e-3 the divergence on
+    /// held-out windows fell from 1.63 to 1.27 nats.
     pub fn distill() -> Self {
-        Self { rates: Rates { scales: Some(2e-4), signs: None, dense: None }, ..Self::default() }
+        Self { rates: Rates { scales: Some(2e-3), signs: None, dense: None }, ..Self::default() }
     }
 }
 

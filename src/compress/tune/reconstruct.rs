@@ -115,8 +115,8 @@ impl Tuner {
             return Err(TuneError::NothingTrained { layer: block.layer(), forms });
         }
         let before = run.losses()?;
-        if before.iter().any(|loss| !loss.is_finite()) {
-            return Err(windows.bad_number(config.hidden, block.layer(), before[0]));
+        if let Some(loss) = before.iter().find(|loss| !loss.is_finite()) {
+            return Err(windows.bad_number(config.hidden, block.layer(), *loss));
         }
         let (passes, steps) = run.train(items, params, before[1])?;
         let Judged { linears, after, verdict } = run.judge(block, before)?;
@@ -128,7 +128,8 @@ impl Tuner {
 
     /// Numbers that an arena can hold, with the one that is there given back if need be.
     pub(super) fn room(&self) -> Result<usize, TuneError> {
-        Ok(Arena::largest(&self.device)?.max(self.arena.as_ref().map_or(0, Arena::len)))
+        let held = self.arena.as_ref().map_or(0, Arena::len);
+        Ok(Arena::largest(&self.device)?.saturating_add(held).min(u32::MAX as usize))
     }
 
     pub(super) fn arena(&mut self, len: usize) -> Result<&mut Arena, TuneError> {
