@@ -346,6 +346,8 @@ impl Run<'_> {
                 if matches!(assignment, Assignment::Pack(_)) {
                     packs = true;
                     if !self.journal.has_encoded(&name.prefix(layer))? {
+                        // Its inputs are those of the block before gradients.
+                        self.journal.forget(Phase::Block(layer))?;
                         open = Some(layer);
                     }
                 }
