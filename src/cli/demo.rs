@@ -37,7 +37,7 @@ const WINDOWS: usize = 60;
 const PROMPTS: [&str; 2] = ["Three days after Monday is", "Five hours after nine o'clock is"];
 
 /// Tokens that `best` is fitted to and judged by, its passes and the positions of a step: seconds on two cores.
-const BEST_TOKENS: (usize, usize) = (4096, 1024);
+const BEST_TOKENS: (usize, usize) = (2048, 512);
 const BEST_PASSES: usize = 4;
 const BEST_BATCH: usize = 512;
 
