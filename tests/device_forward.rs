@@ -14,7 +14,7 @@ use lapidary::compress::recipe::Tokens;
 use lapidary::compress::self_written::{self, WriteParams};
 use lapidary::compress::streams::{Blocks, SiteGrams, Streams, Which};
 use lapidary::device::{Device, DeviceError};
-use lapidary::eval::{Original, evaluate_on};
+use lapidary::eval::{BaseInfo, KlBase, Original, evaluate, evaluate_on};
 use lapidary::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
 use lapidary::model::sample::SampleParams;
 use lapidary::model::text::Text;
@@ -271,6 +271,28 @@ fn scores_of_a_text_are_the_hosts() {
             println!("{}: {found} against {expected}", device.name());
             assert!((found / expected - 1.0).abs() < TOLERANCE, "{}: {found}, {expected}", device.name());
         }
+    }
+}
+
+#[test]
+fn stored_predictions_are_the_hosts() {
+    /// Nats: what logits apart by 1e-3 of their size may change.
+    const TOLERANCE: f64 = 2e-3;
+    let checkpoint = embedded();
+    let original = Decoder::load(&checkpoint).unwrap();
+    let params = CalibrationParams { window: 60, fit_tokens: Some(300), heldout_tokens: Some(60) };
+    let windows = calibration(&checkpoint, params).windows;
+    let info = BaseInfo::new("original".into(), "abc".into(), original.config().vocab, &windows);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("base.safetensors");
+    for device in common::devices() {
+        KlBase::store_on(&device, &file, &info, &original, &windows, &|_| ()).unwrap();
+        let base = KlBase::open(&file, &info).unwrap();
+        let scores = evaluate(&original, Some(Original::Stored(&base)), &windows, &|_| ()).unwrap();
+        let divergence = scores.divergence.unwrap();
+        let apart = divergence.original_perplexity.ln() - scores.nll;
+        println!("{}: KL {}, apart {apart}", device.name(), divergence.mean_kl);
+        assert!(divergence.mean_kl.abs() < TOLERANCE && apart.abs() < TOLERANCE, "{}", device.name());
     }
 }
 
