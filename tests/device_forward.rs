@@ -16,7 +16,7 @@ use lapidary::compress::recipe::Tokens;
 use lapidary::compress::self_written::{self, WriteParams};
 use lapidary::compress::streams::{Blocks, SiteGrams, Streams, Which};
 use lapidary::device::{Device, DeviceError};
-use lapidary::eval::{Original, evaluate_on};
+use lapidary::eval::{BaseInfo, KlBase, Original, evaluate, evaluate_on};
 use lapidary::model::on_device::{DecodeParams, DeviceDecoder, ForwardError, Request};
 use lapidary::model::sample::SampleParams;
 use lapidary::model::text::Text;
@@ -297,6 +297,28 @@ fn a_text_may_fill_the_context() {
         let params = WriteParams::default();
         let text = self_written::write(&decoder, &tokenizer, &device, (1, most), params, &Silent).unwrap();
         assert_eq!(text.len(), most);
+    }
+}
+
+#[test]
+fn stored_predictions_are_the_hosts() {
+    /// Nats: what logits apart by 1e-3 of their size may change.
+    const TOLERANCE: f64 = 2e-3;
+    let checkpoint = embedded();
+    let original = Decoder::load(&checkpoint).unwrap();
+    let params = CalibrationParams { window: 60, fit_tokens: Some(300), heldout_tokens: Some(60) };
+    let windows = calibration(&checkpoint, params).windows;
+    let info = BaseInfo::new("original".into(), "abc".into(), original.config().vocab, &windows);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("base.safetensors");
+    for device in common::devices() {
+        KlBase::store_on(&device, &file, &info, &original, &windows, &|_| ()).unwrap();
+        let base = KlBase::open(&file, &info).unwrap();
+        let scores = evaluate(&original, Some(Original::Stored(&base)), &windows, &|_| ()).unwrap();
+        let divergence = scores.divergence.unwrap();
+        let apart = divergence.original_perplexity.ln() - scores.nll;
+        println!("{}: KL {}, apart {apart}", device.name(), divergence.mean_kl);
+        assert!(divergence.mean_kl.abs() < TOLERANCE && apart.abs() < TOLERANCE, "{}", device.name());
     }
 }
 

@@ -244,6 +244,25 @@ fn without_the_hub_the_cache_serves_or_the_way_by_hand_is_told() {
 }
 
 #[test]
+fn an_update_that_breaks_off_leaves_the_older_commit() {
+    let server = Server::start(&FILES[2..3]);
+    let cache = tempfile::tempdir().unwrap();
+    let older = fetch(&id("org/name"), &server.params(cache.path()), &quiet).unwrap();
+    let newer = COMMIT.replace('0', "f");
+    server.set(|state| (state.listing["sha"], state.breaks) = (newer.as_str().into(), 1000));
+    let error = fetch(&id("org/name"), &server.params(cache.path()), &quiet).unwrap_err();
+    assert!(matches!(error, HubError::Incomplete { .. }), "{error}");
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = HubParams { endpoint: format!("http://{free}"), ..server.params(cache.path()) };
+    assert_eq!(fetch(&id("org/name"), &gone, &quiet).unwrap(), older);
+    // Once it is whole, the newer one serves.
+    server.set(|state| state.breaks = 0);
+    let fetched = fetch(&id("org/name"), &server.params(cache.path()), &quiet).unwrap();
+    assert_eq!(fetched, cache.path().join("org--name").join(newer));
+    assert_eq!(fetch(&id("org/name"), &gone, &quiet).unwrap(), fetched);
+}
+
+#[test]
 fn every_command_takes_a_name_on_the_hub() {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny");
     let names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];

@@ -100,7 +100,7 @@ impl Default for NewtonParams {
 }
 
 impl NewtonParams {
-    /// The rule of the published solver (SauersML/gam #1017): absolute ridges, `‖r‖/(1 + ‖z‖) < 1e-9`, 16 iterations.
+    /// The rule of the published solver (SauersML/gam): absolute ridges, `‖r‖/(1 + ‖z‖) < 1e-9`, 16 iterations.
     /// On its quadratic the ratio is 1 for every ridge, so only blocks that are not positive definite move the ridge.
     pub fn published() -> Self {
         Self { stop: Stop::PerUnknown(1e-9), damping: Damping::Absolute, tries: 16, ..Self::default() }

@@ -8,8 +8,9 @@ use super::zoo::Case;
 use super::{AtomsError, Ending, FitParams, Outcome, Shape, fit};
 use crate::arrow::bench::Figure;
 
-/// Recovery that a success needs: of a single circle, and of all others.
+/// Recovery that a success needs, of a single circle.
 pub const CIRCLE_RECOVERY: f64 = 0.99;
+/// Recovery that a success needs, of everything else.
 pub const RECOVERY: f64 = 0.97;
 
 /// Distance of the explained variance from the noise ceiling that a single circle may have.
@@ -73,6 +74,7 @@ impl Trial {
         self.recoveries.iter().copied().fold(1.0, f64::min)
     }
 
+    /// How many atoms are curved.
     pub fn curves(&self) -> usize {
         self.shapes.iter().filter(|shape| shape.is_curved()).count()
     }

@@ -45,6 +45,7 @@ struct Proposal {
 }
 
 impl<'a> Coder<'a> {
+    /// Prepares the searches on each atom.
     pub fn new(dictionary: &'a Dictionary) -> Self {
         let atoms = dictionary.atoms.iter().map(Prepared::new).collect();
         Self { dictionary, atoms }

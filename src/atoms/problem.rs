@@ -60,6 +60,7 @@ struct At {
 }
 
 impl<'a> Joint<'a> {
+    /// Of rows y (n x r), in the dictionary's space, with the atoms that are on in `codes`.
     pub fn new(y: &'a [f64], dictionary: &'a Dictionary, codes: &'a [Code]) -> Self {
         let (mut rows, mut offsets) = (Vec::new(), vec![0]);
         for (i, code) in codes.iter().enumerate() {

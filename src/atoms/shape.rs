@@ -78,6 +78,7 @@ impl Shape {
         }
     }
 
+    /// Its name without the number of harmonics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ray => "ray",

@@ -22,11 +22,13 @@ pub struct Guess {
 }
 
 impl Guess {
+    /// A circle through a ring: coordinates are angles over 2π.
     pub fn circle(shell: &Shell) -> Self {
         let at = |z: &[f64]| ([z[1].atan2(z[0]).rem_euclid(TAU) / TAU, 0.0], 1.0);
         Self { shape: Shape::Circle(1), at: on(shell, 2, at) }
     }
 
+    /// A sphere through a shell in three dimensions.
     pub fn sphere(shell: &Shell) -> Self {
         Self { shape: Shape::Sphere(1), at: on(shell, 3, |z| (angles([z[0], z[1], z[2]]), 1.0)) }
     }

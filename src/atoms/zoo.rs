@@ -73,6 +73,7 @@ struct Recipe {
 }
 
 impl Case {
+    /// All cases, in the order of the table.
     pub const ALL: [Self; 13] = [
         Self::Circle,
         Self::TwoCircles,
@@ -167,10 +168,12 @@ impl Case {
 }
 
 impl Planted {
+    /// The rows to fit, row-major.
     pub fn fit_rows(&self) -> &[f64] {
         &self.x[..self.fit * self.width]
     }
 
+    /// The rows that a fit does not see, row-major.
     pub fn heldout_rows(&self) -> &[f64] {
         &self.x[self.fit * self.width..]
     }
@@ -184,6 +187,7 @@ impl Planted {
         )
     }
 
+    /// What the held-out rows were made from.
     pub fn heldout_truth(&self) -> &[Truth] {
         &self.truth[self.fit..]
     }

@@ -2,15 +2,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::perplexity::EvalError;
-use super::predictor::{LOGIT_ROWS, rows};
-use crate::device::{Bytes, write_durably};
+use super::predictor::{LOGIT_ROWS, Predictor};
+use crate::device::{Bytes, Device, write_durably};
+use crate::model::Decoder;
 use crate::model::text::{Windows, hex};
-use crate::model::{Decoder, NoCapture, Run};
 use crate::ops::coarse::Coarse;
 use crate::ops::log_softmax::log_probability;
 
@@ -25,6 +26,9 @@ const FORMAT: &str = "lapidary kl-base 1";
 pub struct KlBase {
     file: PathBuf,
     bytes: Bytes,
+    /// Where the tensors are, and the byte that they count from.
+    header: Metadata,
+    data: usize,
     pub info: BaseInfo,
 }
 
@@ -52,6 +56,7 @@ pub(super) struct Prediction {
     pub next: f32,
 }
 
+/// Why predictions cannot be stored or used.
 #[derive(Debug, thiserror::Error)]
 pub enum KlBaseError {
     #[error("{file}: {source}")]
@@ -68,6 +73,7 @@ pub enum KlBaseError {
 }
 
 impl BaseInfo {
+    /// Of predictions of the model with this name and fingerprint on `windows`.
     pub fn new(model: String, fingerprint: String, vocab: usize, windows: &Windows) -> Self {
         let mut hash = Sha256::new();
         for token in windows.tokens() {
@@ -154,7 +160,7 @@ impl KlBase {
         let io_error = |source| KlBaseError::Io { file: file.into(), source };
         let bytes = Bytes::map(file).map_err(io_error)?;
         let malformed = |problem: String| KlBaseError::Malformed { file: file.into(), problem };
-        let (_, header) =
+        let (length, header) =
             SafeTensors::read_metadata(bytes.as_slice()).map_err(|error| malformed(error.to_string()))?;
         let fields =
             header.metadata().as_ref().filter(|fields| fields.get("format").is_some_and(|f| f == FORMAT));
@@ -173,10 +179,11 @@ impl KlBase {
             vocab: number("vocab")?,
         };
         info.check(file, asked)?;
-        Ok(Self { file: file.into(), bytes, info })
+        // The header's length is eight bytes.
+        Ok(Self { file: file.into(), bytes, data: 8 + length, header, info })
     }
 
-    /// Runs `original` over the windows and stores what it predicts; whole, or nothing.
+    /// Runs `original` over the windows on the host and stores what it predicts; whole, or nothing.
     pub fn store(
         file: &Path,
         info: &BaseInfo,
@@ -184,11 +191,25 @@ impl KlBase {
         windows: &Windows,
         done: &dyn Fn(usize),
     ) -> Result<(), EvalError> {
+        Self::store_on(&Device::Host, file, info, original, windows, done)
+    }
+
+    /// The same with the original on a device. `done` is called with the number of windows that are through.
+    pub fn store_on(
+        device: &Device,
+        file: &Path,
+        info: &BaseInfo,
+        original: &Decoder,
+        windows: &Windows,
+        done: &dyn Fn(usize),
+    ) -> Result<(), EvalError> {
+        let vocab = original.config().vocab;
+        let mut original = Predictor::open(device, original, windows)?;
         let mut failed = None;
         let written = write_durably(file, |out| {
             out.write_all(&info.header())?;
             for index in 0..windows.count() {
-                match predictions(original, windows.window(index)) {
+                match predictions(&mut original, vocab, windows, index) {
                     Ok(predictions) => out.write_all(&encoded(&predictions))?,
                     Err(error) => {
                         failed = Some(error.in_window(index));
@@ -208,17 +229,16 @@ impl KlBase {
     /// The predictions in window `index`.
     pub(super) fn window(&self, index: usize) -> Result<Vec<Prediction>, KlBaseError> {
         let malformed = |problem: String| KlBaseError::Malformed { file: self.file.clone(), problem };
-        let file =
-            SafeTensors::deserialize(self.bytes.as_slice()).map_err(|error| malformed(error.to_string()))?;
         let mut words = Vec::new();
         for (name, dtype, shape) in self.info.tensors(index) {
-            let tensor = file.tensor(&name).map_err(|error| malformed(error.to_string()))?;
-            if (tensor.dtype(), tensor.shape()) != (dtype, shape.as_slice()) {
-                return Err(malformed(format!("`{name}` is {:?} of {:?}", tensor.dtype(), tensor.shape())));
+            let missing = || malformed(format!("`{name}` is missing"));
+            let tensor = self.header.info(&name).ok_or_else(missing)?;
+            if (tensor.dtype, &tensor.shape) != (dtype, &shape) {
+                return Err(malformed(format!("`{name}` is {:?} of {:?}", tensor.dtype, tensor.shape)));
             }
-            words.push(
-                tensor.data().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>(),
-            );
+            let (start, end) = tensor.data_offsets;
+            let data = self.bytes.as_slice().get(self.data + start..self.data + end).ok_or_else(missing)?;
+            words.push(data.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>());
         }
         let head = self.info.head();
         let reals = |words: &[u32]| words.iter().map(|word| f32::from_bits(*word)).collect::<Vec<_>>();
@@ -245,13 +265,19 @@ impl KlBase {
 }
 
 /// What `original` predicts at every position of a window but the last.
-fn predictions(original: &Decoder, tokens: &[u32]) -> Result<Vec<Prediction>, EvalError> {
-    let hidden = original.hidden(tokens, Run::Windows { len: tokens.len() }, &mut NoCapture)?;
-    let (scored, vocab) = (tokens.len() - 1, original.config().vocab);
+fn predictions(
+    original: &mut Predictor,
+    vocab: usize,
+    windows: &Windows,
+    index: usize,
+) -> Result<Vec<Prediction>, EvalError> {
+    original.enter(windows, index)?;
+    let tokens = windows.window(index);
+    let scored = tokens.len() - 1;
     let mut predictions = Vec::with_capacity(scored);
     for start in (0..scored).step_by(LOGIT_ROWS) {
         let end = (start + LOGIT_ROWS).min(scored);
-        let logits = rows(&hidden, original, start..end);
+        let logits = original.logits(start..end)?;
         let targets = &tokens[start + 1..=end];
         let prediction = |(row, target): (&[f32], &u32)| Prediction {
             coarse: Coarse::of(row, HEAD),
@@ -273,4 +299,34 @@ fn encoded(predictions: &[Prediction]) -> Vec<u8> {
     let rest = predictions.iter().map(|p| p.coarse.log_rest.to_bits());
     let next = predictions.iter().map(|p| p.next.to_bits());
     tokens.chain(log_p).chain(rest).chain(next).flat_map(u32::to_le_bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_is_read_once() {
+        let windows = Windows::from_positions((0..16).collect(), 4, None);
+        let info = BaseInfo::new("original".into(), "abc".into(), 3, &windows);
+        let of = |window: usize| -> Vec<Prediction> {
+            let at = |row: usize| -((window * 3 + row) as f32);
+            let coarse = |row| Coarse { tokens: vec![0, 1, 2], log_p: vec![at(row); 3], log_rest: at(row) };
+            (0..3).map(|row| Prediction { coarse: coarse(row), next: at(row) }).collect()
+        };
+        let mut bytes = info.header();
+        let data = bytes.len();
+        (0..windows.count()).for_each(|window| bytes.extend(encoded(&of(window))));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("base.safetensors");
+        std::fs::write(&file, &bytes).unwrap();
+        let mut base = KlBase::open(&file, &info).unwrap();
+        bytes[..data].fill(b'x');
+        base.bytes = bytes.into();
+        for window in 0..windows.count() {
+            let next = |all: Vec<Prediction>| all.into_iter().map(|p| p.next).collect::<Vec<_>>();
+            assert_eq!(next(base.window(window).unwrap()), next(of(window)));
+        }
+        assert!(base.window(windows.count()).is_err());
+    }
 }

@@ -70,6 +70,7 @@ pub struct Divergence {
     pub original_perplexity: f64,
 }
 
+/// Why scores could not be computed.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
     #[error(transparent)]

@@ -58,7 +58,7 @@ impl<'a> Predictor<'a> {
 }
 
 /// Logits of some positions of a residual stream.
-pub fn rows(hidden: &[f32], decoder: &Decoder, part: Range<usize>) -> Vec<f32> {
+fn rows(hidden: &[f32], decoder: &Decoder, part: Range<usize>) -> Vec<f32> {
     let width = decoder.config().hidden;
     decoder.logits(&hidden[part.start * width..part.end * width])
 }

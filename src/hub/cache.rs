@@ -15,7 +15,7 @@ pub struct HubParams {
     /// Sent to the endpoint alone, for models that ask for one.
     pub token: Option<String>,
     /// Holds `org--name/COMMIT/` for each model, `org--name/COMMIT.json` (its files) and `org--name/refs/` (the commit that
-    /// a branch was last seen at).
+    /// a branch was at when it was last fetched whole).
     pub cache: PathBuf,
 }
 
@@ -53,8 +53,8 @@ impl HubParams {
 
 /// The model in the cache, fetched where it is not: its folder, or its GGUF file.
 ///
-/// A commit whose files are all there is taken without asking; a branch or tag is asked for, and taken as it was last seen
-/// where the hub cannot be reached. A file is written to a `.part` beside its place, continued where it stopped, checked
+/// A commit whose files are all there is taken without asking; a branch or tag is asked for, and taken as it was last
+/// fetched whole where the hub cannot be reached. A file is written to a `.part` beside its place, continued where it stopped, checked
 /// for its size and (large files) its SHA-256, and renamed.
 pub fn fetch(id: &HubId, params: &HubParams, observe: &dyn Fn(Progress)) -> Result<PathBuf, HubError> {
     let place = Place { root: params.cache.join(id.repository.replace('/', "--")) };
@@ -65,7 +65,7 @@ pub fn fetch(id: &HubId, params: &HubParams, observe: &dyn Fn(Progress)) -> Resu
     let listing = match client.listing(id)? {
         Reached::Yes(listing) => listing,
         Reached::No(problem) => {
-            let commit = place.last_seen(id.revision());
+            let commit = place.last_whole(id.revision());
             if let Some(here) = commit.as_ref().and_then(|commit| place.complete(id, commit)) {
                 let commit = commit.as_deref().unwrap_or_default();
                 observe(Progress::Offline { problem: &problem, commit });
@@ -83,10 +83,11 @@ pub fn fetch(id: &HubId, params: &HubParams, observe: &dyn Fn(Progress)) -> Resu
     let selection = listing.select(id)?;
     let folder = place.folder(&listing.sha);
     fs::create_dir_all(&folder).map_err(|source| HubError::Io { file: folder.clone(), source })?;
-    place.remember(id.revision(), &listing)?;
+    place.list(&listing)?;
     for file in &selection.files {
         client.file(id, &listing.sha, file, &folder, observe)?;
     }
+    place.refer(id.revision(), &listing.sha)?;
     Ok(opened(&folder, &selection))
 }
 
@@ -112,8 +113,8 @@ impl Place {
         self.root.join("refs").join(revision.replace('/', "--"))
     }
 
-    /// The commit that a branch or tag was last seen at.
-    fn last_seen(&self, revision: &str) -> Option<String> {
+    /// The commit that a branch or tag was at when it was last fetched whole.
+    fn last_whole(&self, revision: &str) -> Option<String> {
         let commit = fs::read_to_string(self.reference(revision)).ok()?;
         Listing::is_commit(&commit).then_some(commit)
     }
@@ -131,17 +132,24 @@ impl Place {
         all.then(|| opened(&folder, &selection))
     }
 
-    fn remember(&self, revision: &str, listing: &Listing) -> Result<(), HubError> {
-        let json = serde_json::to_vec_pretty(listing)
-            .map_err(|error| HubError::Io { file: self.listing(&listing.sha), source: error.into() })?;
+    fn list(&self, listing: &Listing) -> Result<(), HubError> {
+        let file = self.listing(&listing.sha);
+        match serde_json::to_vec_pretty(listing) {
+            Ok(json) => write(file, &json),
+            Err(error) => Err(HubError::Io { file, source: error.into() }),
+        }
+    }
+
+    /// Points a branch or tag at a commit, all of whose files are there: until then it is the older one that serves
+    /// without the hub.
+    fn refer(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         let refs = self.root.join("refs");
         fs::create_dir_all(&refs).map_err(|source| HubError::Io { file: refs, source })?;
-        for (file, bytes) in
-            [(self.listing(&listing.sha), &json[..]), (self.reference(revision), listing.sha.as_bytes())]
-        {
-            let written = write_durably(&file, |out: &mut dyn Write| out.write_all(bytes));
-            written.map_err(|source| HubError::Io { file, source })?;
-        }
-        Ok(())
+        write(self.reference(revision), commit.as_bytes())
     }
+}
+
+fn write(file: PathBuf, bytes: &[u8]) -> Result<(), HubError> {
+    let written = write_durably(&file, |out: &mut dyn Write| out.write_all(bytes));
+    written.map_err(|source| HubError::Io { file, source })
 }

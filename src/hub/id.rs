@@ -33,6 +33,7 @@ impl HubId {
         (whole && named).then(|| Self { repository, file, revision: revision.map(str::to_owned) })
     }
 
+    /// The branch, tag or commit asked for.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }

@@ -72,10 +72,12 @@ impl Block {
         self.layer
     }
 
+    /// One of its linear layers.
     pub fn linear(&self, name: LinearName) -> &Linear {
         &self.linears[name as usize]
     }
 
+    /// The weights of its norms.
     pub fn norms(&self) -> &Norms {
         &self.norms
     }

@@ -103,6 +103,7 @@ impl Decoder {
         &self.head
     }
 
+    /// A linear layer of block `layer`, counted from 0.
     pub fn linear(&self, layer: usize, name: LinearName) -> &Linear {
         self.blocks[layer].linear(name)
     }

@@ -37,6 +37,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
+    /// Checks the parameters and seeds the draws.
     pub fn new(params: SampleParams) -> Result<Self, SampleError> {
         let SampleParams { temperature, top_p, seed } = params;
         if !(temperature.is_finite() && temperature >= 0.0) {

@@ -19,6 +19,7 @@ pub struct TextFile {
     pub sha256: String,
 }
 
+/// Why a text cannot be read or cut.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     #[error("{file}: cannot be read: {source}")]
@@ -44,6 +45,7 @@ pub enum TextError {
 }
 
 impl Text {
+    /// The files one behind the other, as UTF-8, with their digests.
     pub fn read(paths: &[PathBuf]) -> Result<Self, TextError> {
         let mut text = Self { content: String::new(), files: Vec::new() };
         for path in paths {
@@ -112,6 +114,7 @@ impl Windows {
         Self { tokens, len, positions, text_tokens }
     }
 
+    /// How many windows there are.
     pub fn count(&self) -> usize {
         self.tokens.len() / self.positions
     }

@@ -107,6 +107,21 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
+fn a_text_takes_two_windows() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (model, text) = (root.join("assets/tiny"), root.join("assets/tiny/test.txt"));
+    let (model, text) = (model.to_str().unwrap(), text.to_str().unwrap());
+    let explain = |tokens: &str| {
+        lapidary(&["explain", model, "--text", text, "--layer", "1", "--seconds", "1", "--tokens", tokens])
+    };
+    let out = explain("255");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && said.contains("--tokens") && said.contains("256"), "{said}");
+    let out = explain("256");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
 fn words_of_the_embedded_model_are_explained() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (model, words) = (root.join("assets/tiny"), root.join("assets/words.json"));

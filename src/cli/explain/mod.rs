@@ -37,8 +37,8 @@ pub struct Args {
     /// A text, whose tokens are explained
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Tokens of the text that are used
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(64..))]
+    /// Tokens of the text that are used, two windows of 128 at least
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(2 * text::WINDOW as i64..))]
     tokens: u32,
     /// What is taken off first: the mean of all rows, or of each template's
     #[arg(long, value_enum, default_value_t = CentreArg::All)]

@@ -12,7 +12,7 @@ use super::{Args, HELD_OUT, explained, one_layer};
 use crate::cli::open;
 
 /// Tokens of a window.
-const WINDOW: usize = 128;
+pub const WINDOW: usize = 128;
 
 /// Explains the residual stream of a text; every fifth window is held out, and there the loss is measured with the
 /// reconstruction in the stream's place.

@@ -1,10 +1,11 @@
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use miette::{IntoDiagnostic, Result, miette};
+use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use serde_json::{Value, json};
 
-use lapidary::atoms::{self, Code, FitParams, Shape};
+use lapidary::atoms::{self, Code, FitParams, Outcome, Shape};
 use lapidary::explain::{
     Centre, Order, WordRows, WordSet, coherence, control, cyclic_orders, read_words, word_angles, word_rows,
 };
@@ -24,14 +25,32 @@ struct Layer {
     explained: Explained,
     /// Words in the order of their angles on the best circle, with the coherence of their own order.
     circle: Option<Circle>,
-    /// Circles born from rows of the same covariance.
-    false_circles: usize,
+    controls: Controls,
+}
+
+/// What was born from [`CONTROLS`] draws of rows with the same covariance.
+#[derive(Debug, PartialEq, Eq)]
+struct Controls {
+    /// Draws with a circle.
+    circles: usize,
+    /// Draws without one whose time was up: they say nothing.
+    out_of_time: usize,
 }
 
 struct Circle {
     atom: usize,
     angles: Vec<Option<f64>>,
     coherence: f64,
+}
+
+impl fmt::Display for Controls {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} of {CONTROLS}", self.circles)?;
+        match self.out_of_time {
+            0 => Ok(()),
+            count => write!(f, ", {count} out of time"),
+        }
+    }
 }
 
 /// Explains labelled words after one block, or after every one.
@@ -103,17 +122,10 @@ fn explain_layer(
     layer: usize,
 ) -> Result<Layer> {
     let x = rows.layer(layer, Centre::from(args.centre));
-    let false_circles = (0..CONTROLS)
-        .filter(|seed| {
-            let drawn = control(&x, rows.width, *seed);
-            atoms::fit(&drawn, rows.width, params).is_ok_and(|fit| {
-                fit.dictionary.atoms.iter().any(|atom| matches!(atom.shape, Shape::Circle(_)))
-            })
-        })
-        .count();
     let title = format!("{name}: {} after block {}", args.input.display(), layer + 1);
     let labels = (rows.word.clone(), set.words.clone());
     let mut explained = explained(title, (x, rows.width), labels, params, |_| false)?;
+    let controls = controls(&explained.x, rows.width, params)?;
     let mut circle: Option<Circle> = None;
     for atom in 0..explained.fit.dictionary.atoms.len() {
         if !matches!(explained.fit.dictionary.atoms[atom].shape, Shape::Circle(_)) {
@@ -126,7 +138,22 @@ fn explain_layer(
             circle = Some(found);
         }
     }
-    Ok(Layer { layer, explained, circle, false_circles })
+    Ok(Layer { layer, explained, circle, controls })
+}
+
+/// Fits each draw as the rows themselves are fitted.
+fn controls(x: &[f64], width: usize, params: &FitParams) -> Result<Controls> {
+    let mut controls = Controls { circles: 0, out_of_time: 0 };
+    for seed in 0..CONTROLS {
+        let fit = atoms::fit(&control(x, width, seed), width, params);
+        let fit = fit.into_diagnostic().wrap_err_with(|| format!("control {}", seed + 1))?;
+        if fit.dictionary.atoms.iter().any(|atom| matches!(atom.shape, Shape::Circle(_))) {
+            controls.circles += 1;
+        } else if fit.certificate.outcome == Outcome::TimeLimit {
+            controls.out_of_time += 1;
+        }
+    }
+    Ok(controls)
 }
 
 fn read_circle(codes: &[Code], rows: &WordRows, words: usize, atom: usize) -> Circle {
@@ -187,7 +214,7 @@ fn show(name: &str, set: &WordSet, layers: &[Layer], rank: Option<(usize, usize)
             shapes(layer),
             circle.map_or_else(String::new, |circle| format!("{:.3}", circle.coherence)),
             circle.map_or_else(String::new, |circle| around(&circle.angles, &set.words)),
-            format!("{} of {CONTROLS}", layer.false_circles),
+            layer.controls.to_string(),
         ]);
     }
     let mut text = format!("{name}\n{table}");
@@ -212,7 +239,8 @@ fn report(
             "atom": layer.circle.as_ref().map(|circle| circle.atom),
             "coherence": layer.circle.as_ref().map(|circle| circle.coherence),
             "order": layer.circle.as_ref().map(|circle| around(&circle.angles, &set.words)),
-            "false_circles": layer.false_circles,
+            "false_circles": layer.controls.circles,
+            "controls_out_of_time": layer.controls.out_of_time,
             "controls": CONTROLS,
             "seconds": layer.explained.fit.certificate.seconds,
         })
@@ -225,4 +253,32 @@ fn report(
         "orders": rank.map(|(_, of)| of),
         "layers": layers.iter().map(layer_json).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A flat cloud of 40 rows in four dimensions.
+    fn rows() -> Vec<f64> {
+        (0..160).map(|i| f64::from(i * i * 7919 % 1009) / 1009.0 - 0.5).collect()
+    }
+
+    #[test]
+    fn controls_that_had_no_time_are_not_free_of_circles() {
+        let none = FitParams { time: Some(Duration::ZERO), ..FitParams::default() };
+        let controls = controls(&rows(), 4, &none).unwrap();
+        assert_eq!(controls, Controls { circles: 0, out_of_time: CONTROLS as usize });
+        assert_eq!(controls.to_string(), "0 of 5, 5 out of time");
+    }
+
+    #[test]
+    fn a_control_that_cannot_be_fitted_is_an_error() {
+        let mut rows = rows();
+        rows[9] = f64::NAN;
+        let error = controls(&rows, 4, &FitParams::default()).unwrap_err();
+        assert!(error.to_string().contains("control 1"), "{error:?}");
+    }
 }

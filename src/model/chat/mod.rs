@@ -27,6 +27,7 @@ pub struct Message {
     pub content: String,
 }
 
+/// Who says a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     System,
@@ -46,6 +47,7 @@ impl Role {
 }
 
 impl Message {
+    /// What `role` says.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
         Self { role, content: content.into() }
     }
