@@ -52,7 +52,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let tokenizer = checkpoint.tokenizer().into_diagnostic()?;
     let text = Text::read(&args.texts.files).into_diagnostic()?;
     let windows = cut(&args, &checkpoint, &tokenizer, &text)?;
-    let base = args.kl_base.as_ref().map(|file| kl_base(file, &args, &tokenizer, &model, &windows));
+    let device = args.device.open_for(|device| match device {
+        Device::Host => Ok(()),
+        _ => DeviceForward::fits(device, checkpoint.config(), (windows.positions, windows.count())),
+    })?;
+    let base = args.kl_base.as_ref().map(|file| kl_base(file, &args, &device, &tokenizer, &model, &windows));
     let base = base.transpose()?;
     let against = args.against.as_ref().filter(|_| base.is_none());
     let loaded = against.map(|path| open_original(path, &tokenizer)).transpose()?;
@@ -61,10 +65,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (None, Some((_, decoder))) => Some(Original::Loaded(decoder)),
         (None, None) => None,
     };
-    let device = args.device.open_for(|device| match device {
-        Device::Host => Ok(()),
-        _ => DeviceForward::fits(device, checkpoint.config(), (windows.positions, windows.count())),
-    })?;
 
     let progress = bar(windows.count() as u64, "windows");
     let done = |scores: &Scores| {
@@ -178,6 +178,7 @@ fn open_original(path: &Path, tokenizer: &Tokenizer) -> Result<(Checkpoint, Deco
 fn kl_base(
     file: &Path,
     args: &Args,
+    device: &Device,
     tokenizer: &Tokenizer,
     model: &Decoder,
     windows: &Windows,
@@ -206,8 +207,8 @@ fn kl_base(
     }
     let info = info(Some(&source));
     let progress = bar(windows.count() as u64, "windows of the original");
-    KlBase::store(file, &info, &original, windows, &|done| progress.set_position(done as u64))
-        .into_diagnostic()?;
+    let done = |done| progress.set_position(done as u64);
+    KlBase::store_on(device, file, &info, &original, windows, &done).into_diagnostic()?;
     progress.finish_and_clear();
     KlBase::open(file, &info).into_diagnostic()
 }
