@@ -11,8 +11,10 @@
 //! | `model` | atom, code, dictionary |
 //! | `code` | which atoms are on in a row, and where on them it lies |
 //! | `problem` | all unknowns of a fit together, as an arrow system |
+//! | `regression` | the decoders alone, for fixed codes |
 //! | `gauge` | what a fit leaves open |
 //! | `refine` | rounds of all these, and the criterion |
+//! | `signal` · `density` | the directions that stand out from noise, and what a shell looks like in them |
 //! | `search` · `start` · `race` | candidates, first guesses, and which of them is born |
 //! | `reshape` | the race between shapes on the rows that an atom has |
 //! | `fit` | births to the end, outcome and certificate |
@@ -25,6 +27,7 @@
 pub mod baseline;
 pub mod bench;
 mod code;
+mod density;
 mod error;
 pub mod file;
 mod fit;
@@ -35,9 +38,11 @@ pub mod picture;
 mod problem;
 mod race;
 mod refine;
+mod regression;
 mod reshape;
 mod search;
 pub mod shape;
+mod signal;
 mod space;
 mod start;
 pub mod zoo;

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::fit::{Ending, FitParams};
 use super::refine::{Effort, Fitted, Work, refine, residual};
-use super::search::{Shell, Signal, complement, shells};
+use super::search::{Shell, shells};
+use super::signal::{Signal, complement};
 use super::start::{Guess, moments, principal, reach, span, with};
 use super::{AtomsError, Shape};
 

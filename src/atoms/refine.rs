@@ -4,7 +4,8 @@ use super::AtomsError;
 use super::code::{Coder, Resolved};
 use super::gauge;
 use super::model::{Centre, Code, Dictionary};
-use super::problem::{Joint, Regression};
+use super::problem::Joint;
+use super::regression::Regression;
 use crate::arrow::{NewtonParams, Reuse, Stop, newton};
 
 /// The noise a component is at least this share of the mean variance a component: f64's rounding, squared.

@@ -6,8 +6,9 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, Par, Side};
 
 use super::model::{Active, Atom, Code, Dictionary};
-use super::search::{Shell, Signal};
+use super::search::Shell;
 use super::shape::angles;
+use super::signal::Signal;
 use super::{Shape, refine::Fitted};
 use crate::ops::matmul::rows;
 

@@ -1,9 +1,10 @@
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io;
+use std::thread;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
@@ -13,8 +14,19 @@ use super::strftime;
 
 const NAME: &str = "chat";
 
-/// Steps that a template may take, about a second: real ones take a few dozen a message.
-const FUEL: u64 = 5_000_000;
+/// Steps that a template may take: real ones take a few dozen a message. 64 bytes of text and two entries of a list are a
+/// step each, and are refused before they are made, so that all texts together stay below 32 MB.
+///
+/// What steps do not see is how large lists are that hold one list many times over. Their text is bounded where it is
+/// printed and by `tojson` ([`LARGEST_TEXT`]), but the engine has no hook where `~`, `join`, `string` and `pprint` write
+/// one, nor where `+` doubles lists: a template that is made to exhaust memory still can.
+const FUEL: u64 = 500_000;
+
+/// Bytes that one list or dictionary may be as text.
+const LARGEST_TEXT: usize = 16 << 20;
+
+/// Room for what recurs into lists within lists, as deep as [`FUEL`] lets them be. Touched as far as it is needed.
+const STACK: usize = 512 << 20;
 
 /// What stands in a [`ChatError::Refused`].
 #[derive(Debug)]
@@ -28,6 +40,7 @@ pub(super) fn environment(source: &str) -> Result<Environment<'static>, ChatErro
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.set_fuel(Some(FUEL));
+    environment.set_formatter(format);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(Refusal(message)))
     });
@@ -44,7 +57,15 @@ fn syntax_error(error: Error) -> ChatError {
 }
 
 pub(super) fn render(environment: &Environment, context: Value) -> Result<String, ChatError> {
-    let rendered = environment.get_template(NAME).and_then(|template| template.render(context));
+    let rendered = thread::scope(|scope| {
+        let render = || environment.get_template(NAME)?.render(context);
+        let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render);
+        let thread = thread.map_err(|error| {
+            let problem = format!("no thread with a stack of {} MiB for it: {error}", STACK >> 20);
+            Error::new(ErrorKind::InvalidOperation, problem)
+        })?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
     rendered.map_err(|error| match refusal(&error) {
         Some(message) => ChatError::Refused(message),
         None => ChatError::Render { line: error.line().unwrap_or(1), problem: problem(&error) },
@@ -98,6 +119,47 @@ fn without_generation_tags(source: &str) -> String {
     out + rest
 }
 
+/// Prints a value; of a list or dictionary no more than [`LARGEST_TEXT`].
+fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    if value.as_object().is_none() {
+        return escape_formatter(out, state, value);
+    }
+    let mut text = Bounded::default();
+    match write!(text, "{value}") {
+        Ok(()) => Ok(out.write_str(&String::from_utf8_lossy(&text.0))?),
+        Err(_) => Err(too_large()),
+    }
+}
+
+fn too_large() -> Error {
+    let problem = format!("a list or dictionary is more than {} MiB as text", LARGEST_TEXT >> 20);
+    Error::new(ErrorKind::InvalidOperation, problem)
+}
+
+/// A text of at most [`LARGEST_TEXT`] bytes.
+#[derive(Default)]
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > LARGEST_TEXT {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        io::Write::write_all(self, text.as_bytes()).map_err(|_| fmt::Error)
+    }
+}
+
 /// JSON as Python's `json.dumps(value, ensure_ascii=False, indent=indent)` writes it.
 fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
@@ -106,7 +168,7 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
         options.get::<Option<Value>>(ignored)?;
     }
     options.assert_all_used()?;
-    let mut out = Vec::new();
+    let mut out = Bounded::default();
     let written = match indent {
         Some(spaces) => {
             let spaces = " ".repeat(spaces.min(16));
@@ -116,8 +178,11 @@ fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
         None => value.serialize(&mut Serializer::with_formatter(&mut out, OneLine)),
     };
     let wrong = |problem: String| Error::new(ErrorKind::InvalidOperation, problem);
-    written.map_err(|error| wrong(format!("no JSON: {error}")))?;
-    String::from_utf8(out).map_err(|error| wrong(format!("no JSON: {error}")))
+    written.map_err(|error| match error.is_io() {
+        true => too_large(),
+        false => wrong(format!("no JSON: {error}")),
+    })?;
+    String::from_utf8(out.0).map_err(|error| wrong(format!("no JSON: {error}")))
 }
 
 /// A blank behind each comma and colon.

@@ -187,6 +187,11 @@ mod tests {
             Ok(template) => template.render(&conversation(), Ending::Answer).unwrap_err().to_string(),
             Err(error) => error.to_string(),
         };
+        let sixty = |body: &str| format!("{{% for i in range(60) %}}{body}{{% endfor %}}");
+        let list = "{% set ns = namespace(l=[]) %}";
+        let doubled = format!("{list}{}", sixty("{% set ns.l = [ns.l, ns.l] %}"));
+        let nested = format!("{}ns.l{}", "[".repeat(50), "]".repeat(50));
+        let deep = format!("{list}{{% for i in range(6000) %}}{{% set ns.l = {nested} %}}{{% endfor %}}");
         for (source, expected) in [
             ("{% if %}", "is no Jinja that can be read: line 1"),
             ("a\n{% for x in messages %}", "line 2"),
@@ -199,6 +204,13 @@ mod tests {
             ("{{ strftime_now('%Q') }}", "`%Q`"),
             ("{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}", "fuel"),
             ("{% include 'other' %}", "line 1"),
+            // Texts and lists that double, and lists so deep that a thread's usual stack does not hold them.
+            (&format!("{{% set ns = namespace(s='x') %}}{}", sixty("{% set ns.s = ns.s ~ ns.s %}")), "fuel"),
+            (&format!("{{% set ns = namespace(s='x') %}}{}", sixty("{% set ns.s = ns.s + ns.s %}")), "fuel"),
+            (&format!("{doubled}{{{{ ns.l }}}}"), "more than 16 MiB"),
+            (&format!("{doubled}{{{{ ns.l | tojson }}}}"), "more than 16 MiB"),
+            (&format!("{deep}{{{{ ns.l }}}}{{{{ 1 // 0 }}}}"), "line 1"),
+            (&format!("{deep}{{{{ ns.l | tojson }}}}"), "line 1"),
         ] {
             let error = error(source);
             assert!(error.contains(expected), "{source}: {error}");
