@@ -51,20 +51,17 @@ struct Lane {
     arena: Option<Arena>,
 }
 
-/// Lanes of a card: two for each number of paths.
-#[cfg(feature = "cuda")]
-const LANES: usize = 4;
-
 /// The share of a card's room that batches may take: the spectra need memory of their own beside it.
 #[cfg(feature = "cuda")]
 const SHARE: f64 = 0.75;
 
 impl Scheduler {
-    /// A card gets several lanes: a chain of small steps leaves most of it idle. Elsewhere there is one queue.
+    /// A card gets two lanes, one for each number of paths: a chain of small steps leaves most of it idle. Elsewhere
+    /// there is one queue.
     pub fn new(device: Device) -> Self {
         let lanes = match device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => LANES,
+            Device::Cuda(_) => 2,
             _ => 1,
         };
         let lanes = (0..lanes).map(|_| Lane { device: device.clone(), arena: None }).collect();
@@ -77,14 +74,17 @@ impl Scheduler {
         Self { most: Some(numbers), ..Self::new(device) }
     }
 
-    /// The lanes that a stage gets, and the most numbers that a batch of one may take: as many as have room for its
-    /// largest tensor.
+    /// The lanes that a stage gets, and the most numbers that a batch of one may take. A stage with a tensor that needs
+    /// more than a lane's share has one lane.
     fn open_lanes(&mut self, largest: usize) -> (&mut [Lane], Result<usize, DeviceError>) {
-        let most = self.most();
-        let room = most.as_ref().map_or(1, |most| most / largest.max(1));
-        let count = room.clamp(1, self.lanes.len());
-        self.lanes[count..].iter_mut().for_each(|lane| lane.arena = None);
-        (&mut self.lanes[..count], most.map(|most| (most / count).min(u32::MAX as usize)))
+        let count = self.lanes.len();
+        match self.most() {
+            Ok(most) if largest > most / count => {
+                self.lanes[1..].iter_mut().for_each(|lane| lane.arena = None);
+                (&mut self.lanes[..1], Ok(most.min(u32::MAX as usize)))
+            }
+            found => (&mut self.lanes, found.map(|most| (most / count).min(u32::MAX as usize))),
+        }
     }
 
     /// The most numbers that batches may take together.
@@ -151,10 +151,12 @@ pub fn encode_stage(
     };
     let largest = units.iter().map(needed).max().unwrap_or(0);
     let (lanes, limit) = scheduler.open_lanes(largest);
-    let dealt = deal(&units, wanted, sites, lanes.len());
+    let count = lanes.len();
     std::thread::scope(|scope| {
         let (send, receive) = std::sync::mpsc::channel();
-        for (lane, own) in lanes.iter_mut().zip(dealt) {
+        for (k, lane) in lanes.iter_mut().enumerate() {
+            let own: Vec<Unit> =
+                units.iter().copied().filter(|unit| unit.paths % count == k % count).collect();
             let (send, limit) = (send.clone(), limit.clone());
             let work = move || {
                 let batches = batches(&own, wanted, sites, *limit.as_ref().unwrap_or(&usize::MAX));
@@ -174,34 +176,6 @@ pub fn encode_stage(
         receive.into_iter().for_each(|(batch, ran)| collected.take(batch, ran, &mut done));
     });
     collected.report
-}
-
-/// The units of each lane. Those that share an input and have as many paths stay together, since they share its factors;
-/// the costliest such group goes first, to the lane with the least to do.
-fn deal(units: &[Unit], wanted: &[Wanted<'_>], sites: &[SiteInput<'_>], lanes: usize) -> Vec<Vec<Unit>> {
-    let group = |unit: &Unit| (wanted[unit.tensor].site, unit.paths);
-    let cost = |unit: &Unit| {
-        let (m, n) = (wanted[unit.tensor].rows, sites[wanted[unit.tensor].site].width);
-        m * n * m.max(n)
-    };
-    let mut groups: Vec<((usize, usize), usize)> = Vec::new();
-    for unit in units {
-        match groups.iter_mut().find(|(of, _)| *of == group(unit)) {
-            Some((_, sum)) => *sum += cost(unit),
-            None => groups.push((group(unit), cost(unit))),
-        }
-    }
-    groups.sort_by_key(|(of, sum)| (std::cmp::Reverse(*sum), *of));
-    let mut loads = vec![0; lanes];
-    let lane_of: Vec<_> = (groups.into_iter())
-        .map(|(of, sum)| {
-            let lane = (0..lanes).min_by_key(|lane| loads[*lane]).unwrap_or(0);
-            loads[lane] += sum;
-            (of, lane)
-        })
-        .collect();
-    let lane = |unit: &Unit| lane_of.iter().find(|(of, _)| *of == group(unit)).map(|(_, lane)| *lane);
-    (0..lanes).map(|k| units.iter().copied().filter(|unit| lane(unit) == Some(k)).collect()).collect()
 }
 
 /// What is known of each tensor's forms; nothing once it is done.
