@@ -116,7 +116,7 @@ fn parts(
     time(&what("backward"), &mut arena, |arena| placed.backward(arena, batch, precision, sum))?;
     time(&what("packed gradients"), &mut arena, |arena| placed.differentiate(arena, precision))?;
     time(&what("adam"), &mut arena, |arena| adam(arena, 1, &items))?;
-    time(&what("multiplying out"), &mut arena, |arena| placed.compose(arena))
+    time(&what("multiplying out"), &mut arena, |arena| placed.compose(arena, precision))
 }
 
 fn whole(

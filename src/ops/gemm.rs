@@ -18,6 +18,7 @@ const TF32_LIBRARY: usize = 1 << 28;
 const HOST_BLOCK: usize = 256;
 
 pub(super) static GEMM: Program = program!("gemm", "gemm", 256, [("TILE", TILE as u32)]);
+pub(super) static GEMM_TF32: Program = cuda_program!("gemm_tf32", "gemm_tf32", 256, [("TILE", TILE as u32)]);
 
 const A_TRANSPOSED: usize = 1;
 const B_TRANSPOSED: usize = 2;
@@ -97,7 +98,7 @@ impl Gemm {
         Self { skip: Some(at), ..self }
     }
 
-    /// How operands may be rounded where the product is large and goes to a card's library; f32 everywhere else.
+    /// How a card may round the operands of a product without extras; f32 everywhere else.
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
     }
@@ -121,17 +122,20 @@ impl Gemm {
         assert!(h == (m, n) && (self.hadamard.is_none() || self.beta == 0.0), "H is {h:?}, C is {m}x{n}");
     }
 
+    fn has_extras(&self) -> bool {
+        self.has(LOWER | SIGN | HADAMARD) || self.diagonal != 0.0 || self.skip.is_some()
+    }
+
     /// This product as a library takes it, where it is large and has no extras.
     fn for_library(&self) -> Option<Product> {
         let (m, n, k) = self.shape();
-        let extras = self.has(LOWER | SIGN | HADAMARD) || self.diagonal != 0.0 || self.skip.is_some();
         let operand =
             |flag, view| if self.has(flag) { Operand::Transposed(view) } else { Operand::Plain(view) };
         let least = match self.precision {
             Precision::F32 => LIBRARY,
             Precision::Tf32 => TF32_LIBRARY,
         };
-        (m * n * k >= least && !extras).then(|| Product {
+        (m * n * k >= least && !self.has_extras()).then(|| Product {
             a: operand(A_TRANSPOSED, self.a),
             b: operand(B_TRANSPOSED, self.b),
             c: self.c,
@@ -164,15 +168,19 @@ pub fn gemm(arena: &mut Arena, items: &[Gemm]) {
     if let Some(memory) = arena.memory() {
         return items.par_iter().for_each(|item| on_host(memory, item));
     }
-    let mut table = Table::new(17);
+    let (mut exact, mut rounded) = (Table::new(17), Table::new(17));
+    let on_tensor_cores = arena.has_tensor_cores();
     for item in items {
         if item.for_library().is_some_and(|product| arena.product(&product)) {
             continue;
         }
         let (m, n, _) = item.shape();
+        let may_round = item.precision == Precision::Tf32 && !item.has_extras();
+        let table = if may_round && on_tensor_cores { &mut rounded } else { &mut exact };
         table.push(m.div_ceil(TILE) * n.div_ceil(TILE), &item.words());
     }
-    arena.queue(&GEMM, table);
+    arena.queue(&GEMM, exact);
+    arena.queue(&GEMM_TF32, rounded);
 }
 
 /// A view of the host's arena as a matrix.

@@ -126,6 +126,7 @@ pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
         &factor_gradient::FACTOR_GRADIENT,
         &gated_backward::GATED_KEPT,
         &gated_backward::GATED_BACKWARD,
+        &gemm::GEMM_TF32,
         &rms_norm_backward::RMS_NORM_BACKWARD,
         &squared_error::SQUARED_ERROR,
     ];

@@ -129,7 +129,7 @@ impl TunedBlock {
     /// The linear layers alone.
     pub fn load_linears(&self, arena: &mut Arena, block: &Block) -> Vec<Adam> {
         let items = self.linears.iter().flat_map(|linear| linear.write(arena, block, &self.rates)).collect();
-        self.compose(arena);
+        self.compose(arena, Precision::F32);
         items
     }
 
@@ -148,9 +148,9 @@ impl TunedBlock {
     }
 
     /// Multiplies out the packed layers, as their parameters are now.
-    pub fn compose(&self, arena: &mut Arena) {
+    pub fn compose(&self, arena: &mut Arena, precision: Precision) {
         let packed: Vec<_> = self.linears.iter().filter_map(TunedLinear::packed).collect();
-        compose(arena, &packed);
+        compose(arena, &packed, precision);
     }
 
     /// From `x` to `y` of the first `rows` positions, whole windows.

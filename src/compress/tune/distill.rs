@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use super::best::Best;
 use super::linear::StoreError;
-use super::model::{Batches, TunedModel};
+use super::model::{Batches, Keep, TunedModel};
 use super::optimiser::Optimiser;
 use super::reconstruct::{Change, TuneReport, Tuner, Verdict, read_stored};
 use super::room::placed;
@@ -73,7 +73,7 @@ impl Tuner {
         Ok(Distillation { linears, report })
     }
 
-    /// The plan that takes most rows through a block at once.
+    /// The plan that keeps everything for the way back; else the one that takes most rows through a block at once.
     ///
     /// # Errors
     /// The figure, where not even one window at a time fits.
@@ -85,9 +85,9 @@ impl Tuner {
     ) -> Result<(Plan, usize), TuneError> {
         let room = self.room()?;
         let batch = (params.batch / positions).clamp(1, windows);
-        let mut at_once = batch;
+        let (mut at_once, mut keep) = (batch, Keep::Blocks);
         loop {
-            let batches = Batches { positions, batch, at_once };
+            let batches = Batches { positions, batch, at_once, keep };
             let (plan, len) = placed(|room| {
                 let model = TunedModel::place(room, decoder, &params.rates, batches)?;
                 let errors = room.kept.matrix(windows, positions);
@@ -97,12 +97,15 @@ impl Tuner {
             if len <= room {
                 return Ok((plan, len));
             }
-            if at_once == 1 {
-                let what =
-                    format!("distilling the model in steps of {batch} windows of {positions} positions");
-                return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
+            match keep {
+                Keep::Blocks => keep = Keep::Streams,
+                Keep::Streams if at_once > 1 => at_once = at_once.div_ceil(2),
+                Keep::Streams => {
+                    let what =
+                        format!("distilling the model in steps of {batch} windows of {positions} positions");
+                    return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
+                }
             }
-            at_once = at_once.div_ceil(2);
         }
     }
 }
@@ -125,23 +128,25 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Mean divergences of fit and held-out windows, in f32.
+    /// Mean divergences of fit and held-out windows, in f32; of the fit ones as many as are held out stand for all.
     fn losses(&mut self) -> Result<[f64; 2], TuneError> {
-        let windows: Vec<usize> = (0..self.plan.errors.rows).collect();
-        self.measure(&windows)?;
-        let fit = self.windows.fit;
-        Ok([self.loss(0..fit)?, self.loss(fit..windows.len())?])
+        let (fit, all) = (self.windows.fit, self.plan.errors.rows);
+        let count = fit.min(all - fit);
+        let some: Vec<usize> = (0..count).map(|k| k * fit / count).collect();
+        let heldout: Vec<usize> = (fit..all).collect();
+        self.measure(&some, Precision::F32);
+        self.measure(&heldout, Precision::F32);
+        Ok([self.loss(&some)?, self.loss(&heldout)?])
     }
 
-    /// The divergence of some windows, in f32.
-    fn measure(&mut self, windows: &[usize]) -> Result<(), TuneError> {
+    /// The divergence of some windows.
+    fn measure(&mut self, windows: &[usize], precision: Precision) {
         for some in windows.chunks(self.plan.batch) {
             self.bring(some);
             let rows = some.len() * self.windows.positions;
-            self.plan.model.forward(self.arena, rows, Precision::F32);
-            self.compare(some, None, Precision::F32);
+            self.plan.model.forward(self.arena, rows, precision);
+            self.compare(some, None, precision);
         }
-        Ok(())
     }
 
     /// The mean divergence of each pass, and the number of steps; the parameters are those of the best pass afterwards.
@@ -164,9 +169,9 @@ impl Run<'_> {
             for batch in order.chunks(self.plan.batch) {
                 self.step(batch, params.precision, &mut optimisers);
             }
-            passes.push(self.loss(0..self.windows.fit)?);
-            self.measure(&heldout)?;
-            let now = self.loss(self.windows.fit..self.plan.errors.rows)?;
+            passes.push(self.loss(&order)?);
+            self.measure(&heldout, params.precision);
+            let now = self.loss(&heldout)?;
             if now.is_nan() {
                 break;
             }
@@ -214,10 +219,11 @@ impl Run<'_> {
     }
 
     /// The mean divergence of windows as they were compared last.
-    fn loss(&mut self, windows: std::ops::Range<usize>) -> Result<f64, TuneError> {
-        let some = self.plan.errors.part((windows.start, 0), (windows.len(), self.plan.errors.cols));
-        let errors = self.arena.read(some.at, some.len())?;
-        Ok(errors.iter().map(|e| f64::from(*e)).sum::<f64>() / errors.len() as f64)
+    fn loss(&mut self, windows: &[usize]) -> Result<f64, TuneError> {
+        let View { at, rows, cols, .. } = self.plan.errors;
+        let errors = self.arena.read(at, rows * cols)?;
+        let rows = windows.iter().map(|window| &errors[window * cols..][..cols]);
+        Ok(rows.flatten().map(|e| f64::from(*e)).sum::<f64>() / (windows.len() * cols) as f64)
     }
 
     /// What was trained as it is stored, and the model with it.

@@ -16,8 +16,9 @@ use crate::ops::scale::{Scale, scale};
 /// Rows whose logits are on the device at the same time.
 const LOGIT_ROWS: usize = 2048;
 
-/// A whole model in an arena. Between blocks the residual stream of a batch is kept, and on the way back each block is
-/// computed again from what entered it (Chen et al. 2016): memory grows with the depth by one stream a block.
+/// A whole model in an arena. Where there is room, all that flows through its blocks is kept for the way back; else the
+/// residual stream between blocks is, and each block is computed again from what entered it (Chen et al. 2016): memory
+/// then grows with the depth by one stream a block.
 #[derive(Clone, Debug)]
 pub(super) struct TunedModel {
     blocks: Vec<TunedBlock>,
@@ -35,6 +36,7 @@ pub(super) struct TunedModel {
     rms_eps: f64,
     /// Rows that go through a block together.
     rows: usize,
+    keep: Keep,
 }
 
 /// Room for a part of the rows: normed streams and logits, ours and the original's.
@@ -44,12 +46,22 @@ struct Logits {
     logits: [View; 2],
 }
 
-/// Windows of how many positions, in a batch and through a block together.
+/// Windows of how many positions, in a batch and through a block together, and what is kept of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batches {
     pub positions: usize,
     pub batch: usize,
     pub at_once: usize,
+    pub keep: Keep,
+}
+
+/// What stays of the way forward for the way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Everything; all rows of a batch go through a block together.
+    Blocks,
+    /// What enters each block.
+    Streams,
 }
 
 impl TunedModel {
@@ -64,12 +76,16 @@ impl TunedModel {
         let rows = batches.batch * batches.positions;
         let mut blocks = Vec::new();
         for layer in 0..layers {
-            room.scratch.back_to(0);
+            if batches.keep == Keep::Streams {
+                room.scratch.back_to(0);
+            }
             let forms = Form::of(decoder.block(layer));
             let window = (batches.positions, batches.at_once);
             blocks.push(TunedBlock::place(room, (config, layer), &forms, rates, window)?);
         }
-        room.scratch.back_to(0);
+        if batches.keep == Keep::Streams {
+            room.scratch.back_to(0);
+        }
         let some = LOGIT_ROWS.min(rows);
         let logits = Logits {
             normed: [(); 2].map(|()| room.scratch.matrix(some, hidden)),
@@ -86,6 +102,7 @@ impl TunedModel {
             logits,
             rms_eps,
             rows: batches.at_once * batches.positions,
+            keep: batches.keep,
         })
     }
 
@@ -117,7 +134,7 @@ impl TunedModel {
     /// From the stream that enters to the one that leaves.
     pub fn forward(&self, arena: &mut Arena, rows: usize, precision: Precision) {
         for (block, streams) in self.blocks.iter().zip(self.streams.windows(2)) {
-            block.compose(arena);
+            block.compose(arena, precision);
             for (at, count) in self.rounds(rows) {
                 self.enter(arena, block, streams[0], (at, count));
                 block.forward(arena, count, precision);
@@ -175,10 +192,14 @@ impl TunedModel {
         for layer in (first..self.blocks.len()).rev() {
             let block = &self.blocks[layer];
             let input = if layer > first { InputGradient::Wanted } else { InputGradient::Unwanted };
-            block.compose(arena);
+            if self.keep == Keep::Streams {
+                block.compose(arena, precision);
+            }
             for (round, (at, count)) in self.rounds(rows).enumerate() {
-                self.enter(arena, block, self.streams[layer], (at, count));
-                block.forward(arena, count, precision);
+                if self.keep == Keep::Streams {
+                    self.enter(arena, block, self.streams[layer], (at, count));
+                    block.forward(arena, count, precision);
+                }
                 let y = block.flow().y.part((0, 0), (count, self.slope.cols));
                 let slope = part(self.slope, at, count);
                 copy(arena, slope, y);
@@ -225,7 +246,10 @@ mod tests {
     use crate::model::{Checkpoint, LinearName, SplitMix64};
 
     const RATES: Rates = Rates { scales: Some(1e-3), signs: None, dense: None };
-    const BATCHES: Batches = Batches { positions: 12, batch: 3, at_once: 2 };
+    const BATCHES: [Batches; 2] = [
+        Batches { positions: 12, batch: 3, at_once: 2, keep: Keep::Streams },
+        Batches { positions: 12, batch: 3, at_once: 3, keep: Keep::Blocks },
+    ];
 
     /// The embedded model with random factors in two of its four blocks.
     fn half_packed(original: &Decoder) -> Decoder {
@@ -259,12 +283,18 @@ mod tests {
         let tokens: Vec<u32> = (0..36).map(|k| 100 + k * 37 % 700).collect();
         let run = crate::model::Run::Windows { len: 12 };
         let teacher = original.hidden(&tokens, run, &mut crate::model::NoCapture).unwrap();
-        let (model, len) = placed(|room| TunedModel::place(room, &decoder, &RATES, BATCHES)).unwrap();
+        for batches in BATCHES {
+            check_gradients(&decoder, &tokens, &teacher, batches);
+        }
+    }
+
+    fn check_gradients(decoder: &Decoder, tokens: &[u32], teacher: &[f32], batches: Batches) {
+        let (model, len) = placed(|room| TunedModel::place(room, decoder, &RATES, batches)).unwrap();
         let mut arena = Arena::new(&Device::Host, len).unwrap();
         arena.write(0, &vec![f32::NAN; len]);
-        let items = model.load(&mut arena, &decoder);
-        arena.write(model.teacher.at, &teacher);
-        arena.write(model.input().at, &decoder.embed(&tokens).unwrap());
+        let items = model.load(&mut arena, decoder);
+        arena.write(model.teacher.at, teacher);
+        arena.write(model.input().at, &decoder.embed(tokens).unwrap());
         // Steps of no length, after which the optimiser's mean is a tenth of the gradient.
         let still = |items: &Vec<Adam>| items.iter().map(|item| Adam { rate: 0.0, ..*item }).collect();
         let mut optimisers: Vec<Optimiser> =
@@ -289,7 +319,10 @@ mod tests {
                 let slope = (at(1e-3) - at(-1e-3)) / (2e-3 * length);
                 arena.write(item.parameters, &start);
                 // f32 sums on one side, the third derivative on the other.
-                assert!((slope / size - 1.0).abs() < 5e-3, "block {layer}, {item:?}: {slope}, found {size}");
+                assert!(
+                    (slope / size - 1.0).abs() < 5e-3,
+                    "block {layer}, {batches:?}, {item:?}: {slope}, found {size}"
+                );
             }
         }
     }

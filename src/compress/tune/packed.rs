@@ -146,7 +146,7 @@ impl Place {
 }
 
 /// Multiplies layers out: Ŵ of each goes to its view.
-pub(super) fn compose(arena: &mut Arena, layers: &[(&Packed, View)]) {
+pub(super) fn compose(arena: &mut Arena, layers: &[(&Packed, View)], precision: Precision) {
     let places = || layers.iter().flat_map(|(packed, _)| &packed.paths);
     let factors: Vec<Scale> = places()
         .flat_map(|p| {
@@ -159,7 +159,9 @@ pub(super) fn compose(arena: &mut Arena, layers: &[(&Packed, View)]) {
     // Paths of one layer add up, one after another.
     for index in 0..layers.iter().map(|(packed, _)| packed.paths.len()).max().unwrap_or(0) {
         let beta = if index == 0 { 0.0 } else { 1.0 };
-        let product = |place: &Place, to: View| Gemm::new(place.al, place.b, to).b_transposed().beta(beta);
+        let product = |place: &Place, to: View| {
+            Gemm::new(place.al, place.b, to).b_transposed().beta(beta).precision(precision)
+        };
         let items: Vec<Gemm> = (layers.iter())
             .filter_map(|(packed, to)| packed.paths.get(index).map(|place| product(place, *to)))
             .collect();

@@ -193,6 +193,7 @@ impl Run<'_> {
 
     /// Errors of some windows, in f32.
     fn measure(&mut self, windows: std::ops::Range<usize>) {
+        self.plan.block.compose(self.arena, Precision::F32);
         for some in windows.collect::<Vec<usize>>().chunks(self.plan.at_once) {
             self.bring(some);
             self.plan.block.forward(self.arena, some.len() * self.positions(), Precision::F32);
@@ -220,7 +221,6 @@ impl Run<'_> {
             for batch in order.chunks(batch) {
                 self.step(batch, params.precision);
                 optimiser.step(self.arena);
-                self.plan.block.compose(self.arena);
             }
             self.measure(self.windows.fit..self.plan.errors.rows);
             let (errors, fit) = (self.errors()?, self.windows.fit * self.positions());
@@ -239,6 +239,7 @@ impl Run<'_> {
     fn step(&mut self, batch: &[usize], precision: Precision) {
         let factor = 2.0 / (batch.len() * self.positions() * self.hidden) as f64;
         let mut sum = Sum::Begin;
+        self.plan.block.compose(self.arena, precision);
         for some in batch.chunks(self.plan.at_once) {
             let rows = some.len() * self.positions();
             self.bring(some);

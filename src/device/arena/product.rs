@@ -1,6 +1,4 @@
-#[cfg(feature = "cuda")]
-use super::Backend;
-use super::{Arena, View};
+use super::{Arena, Backend, View};
 
 /// `C ← α·A·B + β·C`, for a library of the device. C overlaps neither A nor B.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +28,15 @@ pub enum Operand {
 }
 
 impl Arena {
+    /// Whether kernels for tensor cores run here.
+    pub fn has_tensor_cores(&self) -> bool {
+        match &self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => true,
+            _ => false,
+        }
+    }
+
     /// Queues a product on the device's library, in its precision; false, and nothing queued, where the device has none.
     pub fn product(&mut self, product: &Product) -> bool {
         #[cfg(not(feature = "cuda"))]
