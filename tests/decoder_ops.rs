@@ -5,8 +5,10 @@ mod common;
 #[path = "common/sheet.rs"]
 mod sheet;
 
+use lapidary::device::arena::View;
 use lapidary::ops::attention::Heads;
 use lapidary::ops::attention_batch::{Attention, CachedAttention, attention_batch, attention_cached};
+use lapidary::ops::draw::{Draw, draw, draw_batch, draw_tolerance};
 use lapidary::ops::non_finite::{NonFinite, non_finite};
 use lapidary::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use lapidary::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
@@ -179,6 +181,70 @@ fn sequences_attend_to_their_own_cache() {
                 .collect();
             assert_close("cached", &sheet.read(out), &expected, ATTENTION_TOLERANCE);
         }
+    });
+}
+
+/// Draws from every row of `logits` with these temperatures and numbers.
+fn drawn(sheet: &mut Sheet, logits: View, draws: &[[f32; 2]]) -> Vec<usize> {
+    let of = |k: usize| draws.iter().map(|draw| draw[k]).collect::<Vec<f32>>();
+    let [temperatures, uniforms] = [of(0), of(1)].map(|numbers| sheet.given(1, draws.len(), &numbers).at);
+    let tokens = sheet.blank(1, draws.len());
+    draw_batch(&mut sheet.arena, &[Draw { logits, temperatures, uniforms, tokens: tokens.at }]);
+    sheet.read(tokens).into_iter().map(|token| token as usize).collect()
+}
+
+#[test]
+fn numbers_draw_tokens_by_their_probability() {
+    on_every_device(|sheet| {
+        let mut same = 0;
+        for (rows, cols, spread) in [(9, 1, 1.0), (40, 37, 4.0), (33, 1000, 12.0), (8, 50_257, 9.0)] {
+            let numbers: Vec<f32> = sheet.numbers(rows * cols).iter().map(|z| spread * z).collect();
+            let logits = sheet.given(rows, cols, &numbers);
+            let mut draws: Vec<[f32; 2]> = sheet.numbers(rows).iter().map(|u| [0.8, u.abs()]).collect();
+            draws[rows - 1] = [1.3, 0.0];
+            draws[rows - 2] = [1.3, 1.0 - f32::EPSILON / 2.0];
+            let found = drawn(sheet, logits, &draws);
+            for ((logits, [temperature, u]), token) in numbers.chunks(cols).zip(draws).zip(found) {
+                let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let weight = |z: &f32| (f64::from(z - top) / f64::from(temperature)).exp();
+                let total: f64 = logits.iter().map(weight).sum();
+                let before = logits[..token].iter().map(weight).sum::<f64>() / total;
+                let behind = before + weight(&logits[token]) / total;
+                let (u_exact, slack) = (f64::from(u), draw_tolerance(cols));
+                assert!(
+                    before - slack <= u_exact && u_exact <= behind + slack,
+                    "{cols} logits: {u} drew token {token} of {before} to {behind}"
+                );
+                same += usize::from(token == draw(logits, temperature, u));
+            }
+        }
+        assert!(same >= 88, "{same} of 90 draws are the host's");
+    });
+}
+
+#[test]
+fn likely_tokens_are_drawn_as_on_the_host() {
+    // Eight tokens with weight among many without: each takes far more than the tolerance.
+    const WEIGHTS: [f32; 8] = [1.0, 7.0, 2.0, 5.0, 3.0, 1.0, 4.0, 2.0];
+    on_every_device(|sheet| {
+        let (rows, cols) = (25, 3001);
+        let place = |k: usize| 5 + k * 397;
+        let mut numbers = vec![-150.0; rows * cols];
+        for row in numbers.chunks_mut(cols) {
+            WEIGHTS.iter().enumerate().for_each(|(k, weight)| row[place(k)] = weight.ln());
+        }
+        let logits = sheet.given(rows, cols, &numbers);
+        // The weights add to 25: number i is in the middle of one unit.
+        let draws: Vec<[f32; 2]> = (0..rows).map(|i| [1.0, (i as f32 + 0.5) / 25.0]).collect();
+        let units = |(k, weight): (usize, &f32)| vec![place(k); *weight as usize];
+        let expected: Vec<usize> = WEIGHTS.iter().enumerate().flat_map(units).collect();
+        assert_eq!(drawn(sheet, logits, &draws), expected);
+        let ends = [0.0, 1.0 - f32::EPSILON / 2.0].map(|u| [1.0, u]);
+        let two = logits.part((0, 0), (2, cols));
+        assert_eq!(drawn(sheet, two, &ends), [place(0), place(7)], "tokens without weight never come");
+        sheet.arena.write(logits.at + 2999, &[7f32.ln()]);
+        let greedy = [[0.0, 0.9]; 2];
+        assert_eq!(drawn(sheet, two, &greedy), [place(1); 2], "the first of equals");
     });
 }
 

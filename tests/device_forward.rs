@@ -355,10 +355,13 @@ fn a_text_does_not_depend_on_the_others() {
     let prompts: Vec<Vec<u32>> =
         (0..7).map(|s| (0..1 + s % 3).map(|p| (s * 97 + p * 13 + 2) % vocab).collect()).collect();
     let ends = [7];
+    let drawn = SampleParams { temperature: 0.9, ..SampleParams::default() };
+    let nucleus = SampleParams { top_p: 0.95, ..drawn };
     let requests: Vec<Request<'_>> = (prompts.iter().enumerate())
         .map(|(s, prompt)| Request {
             prompt,
-            sample: SampleParams { temperature: 0.9, top_p: 0.95, seed: s as u64 },
+            // Drawn on the device, on the host, and the most likely one.
+            sample: SampleParams { seed: s as u64, ..[drawn, nucleus, SampleParams::default()][s % 3] },
             most: 3 + 2 * s,
             ends: &ends,
         })
@@ -376,6 +379,23 @@ fn a_text_does_not_depend_on_the_others() {
             let ended = text.last().is_some_and(|token| ends.contains(token));
             assert!(ended || text.len() == request.most.min(room), "{} of {}", text.len(), request.most);
         }
+    }
+}
+
+#[test]
+fn a_logit_that_is_not_finite_is_named() {
+    let checkpoint = random_model(|config, weights| {
+        weights.get_mut("model.embed_tokens.weight").unwrap().1[83 * config.hidden + 5] = f32::NAN;
+    });
+    let decoder = Decoder::load(&checkpoint).unwrap();
+    for device in common::devices() {
+        let params = DecodeParams { sequences: 2, positions: 4 };
+        let mut run = DeviceDecoder::new(&device, &decoder, params).unwrap();
+        let sample = SampleParams { temperature: 1.0, ..SampleParams::default() };
+        let request = Request { prompt: &[1, 2], sample, most: 2, ends: &[] };
+        let error = run.generate(&[request.clone(), request], &|_| ()).unwrap_err();
+        let named = matches!(error, ForwardError::Logit { sequence: 0, position: 0, token: 83, .. });
+        assert!(named, "{}: {error}", device.name());
     }
 }
 

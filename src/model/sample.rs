@@ -1,3 +1,4 @@
+use crate::ops::draw::{draw, draw_weighted};
 use crate::ops::exp::exp;
 use crate::ops::log_softmax::argmax;
 use crate::ops::splitmix::SplitMix64;
@@ -54,34 +55,26 @@ impl Sampler {
     /// # Panics
     /// When there are no logits.
     pub fn next(&mut self, logits: &[f32]) -> u32 {
-        let best = argmax(logits);
-        if self.temperature == 0.0 {
-            return best as u32;
+        if let Some([temperature, u]) = self.next_plain() {
+            return draw(logits, temperature, u) as u32;
         }
+        let best = argmax(logits);
         let weight = |z: &f32| exp((z - logits[best]) / self.temperature);
-        let candidates = logits.iter().map(weight).enumerate();
-        let drawn = match self.top_p < 1.0 {
-            true => {
-                let mut candidates: Vec<(usize, f32)> = candidates.collect();
-                keep_nucleus(&mut candidates, self.top_p);
-                draw(candidates.into_iter(), &mut self.random)
-            }
-            // Weights are computed twice and never stored: many samplers side by side would fight for memory.
-            false => draw(candidates, &mut self.random),
-        };
-        drawn.unwrap_or(best) as u32
+        let mut candidates: Vec<(usize, f32)> = logits.iter().map(weight).enumerate().collect();
+        keep_nucleus(&mut candidates, self.top_p);
+        let u = self.random.uniform_f32();
+        draw_weighted(candidates.into_iter(), u).unwrap_or(best) as u32
     }
-}
 
-/// One of the candidates by its weight; `None` where rounding leaves nothing at the end.
-fn draw(candidates: impl Iterator<Item = (usize, f32)> + Clone, random: &mut SplitMix64) -> Option<usize> {
-    let total: f64 = candidates.clone().map(|(_, weight)| f64::from(weight)).sum();
-    let mut left = random.uniform() * total;
-    let mut passed = candidates.map(|(token, weight)| {
-        left -= f64::from(weight);
-        (token, left)
-    });
-    passed.find(|(_, left)| *left < 0.0).map(|(token, _)| token)
+    /// What the next [`draw`] takes beside the logits, temperature and u, for a device that has those: the same stream of
+    /// numbers as [`next`](Self::next). `None` where unlikely tokens are dropped first, which only `next` does.
+    pub fn next_plain(&mut self) -> Option<[f32; 2]> {
+        match (self.temperature > 0.0, self.top_p < 1.0) {
+            (false, _) => Some([0.0; 2]),
+            (true, false) => Some([self.temperature, self.random.uniform_f32()]),
+            (true, true) => None,
+        }
+    }
 }
 
 /// Keeps the fewest most likely candidates whose weights reach `top_p` of the total; ties in token order.

@@ -1,7 +1,7 @@
 //! One op is one stem: the `.rs` file defines it on the host, and states its tolerance where it has one.
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
-//! [`geglu`], [`log_softmax`], [`coarse`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
+//! [`geglu`], [`log_softmax`], [`coarse`], [`draw`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
 //! Tuning's, each a gradient: [`attention_backward`], [`rms_norm_backward`], [`gated_backward`], [`squared_error`],
 //! [`divergence`], [`factor_gradient`], and [`adam`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
@@ -50,6 +50,7 @@ pub mod column_search_batch;
 pub mod dense_matvec;
 pub mod divergence;
 pub mod dots;
+pub mod draw;
 pub mod dtype;
 pub mod dtype_k;
 pub mod exp;
@@ -142,6 +143,7 @@ pub fn programs() -> Vec<&'static crate::device::arena::Program> {
         &dots::ROW_DOTS,
         &dots::COL_DOTS,
         &dots::INNER,
+        &draw::DRAW,
         &gather::GATHER,
         &gauge_rows::GAUGE_ROWS,
         &gemm::GEMM,

@@ -20,6 +20,11 @@ impl SplitMix64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// A number in [0, 1) that f32 has: the first 24 bits of [`uniform`](Self::uniform).
+    pub fn uniform_f32(&mut self) -> f32 {
+        (self.next_u64() >> 40) as f32 / (1u32 << 24) as f32
+    }
+
     /// A number in [−1, 1).
     pub fn signed(&mut self) -> f64 {
         2.0 * self.uniform() - 1.0

@@ -6,7 +6,9 @@ use crate::device::{Device, DeviceError};
 use crate::model::block::heads;
 use crate::model::{Config, Decoder, DecoderError, first_non_finite};
 use crate::ops::attention_batch::{CachedAttention, attention_cached};
+use crate::ops::draw::{Draw, draw_batch};
 use crate::ops::gemm::{TILE, gemm};
+use crate::ops::non_finite::{NonFinite, non_finite};
 use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use crate::ops::rope::{Positions, Rope, Rotation, rope_batch};
 use crate::ops::scatter::{Scatter, scatter};
@@ -46,6 +48,10 @@ struct Places {
     /// Of each sequence, its position, and its row in a cache.
     positions: usize,
     rows: usize,
+    /// Of each sequence, the temperature and number that draw its token; the token, and the first logit that is not
+    /// finite.
+    draws: View,
+    drawn: View,
 }
 
 impl Places {
@@ -75,6 +81,8 @@ impl Places {
             logits: layout.matrix(rows, config.vocab),
             positions: layout.vector(sequences),
             rows: layout.vector(sequences),
+            draws: layout.matrix(2, sequences),
+            drawn: layout.matrix(2, sequences),
         }
     }
 }
@@ -128,6 +136,16 @@ impl<'a> DeviceDecoder<'a> {
     /// # Panics
     /// When there are not as many tokens and positions as sequences, or no room for a position.
     pub fn step(&mut self, tokens: &[u32], positions: &[usize]) -> Result<Vec<f32>, ForwardError> {
+        self.advance(tokens, positions)?;
+        let logits = self.logits()?;
+        match first_non_finite(&logits, self.decoder.config().vocab) {
+            None => Ok(logits),
+            Some((sequence, token)) => Err(self.bad_logit(sequence, token, positions)),
+        }
+    }
+
+    /// Queues a step, up to its logits.
+    pub(super) fn advance(&mut self, tokens: &[u32], positions: &[usize]) -> Result<(), ForwardError> {
         let DecodeParams { sequences, positions: room } = self.params;
         assert_eq!([tokens.len(), positions.len()], [sequences; 2], "one token a sequence");
         assert!(positions.iter().all(|position| *position < room), "{positions:?} of {room} positions");
@@ -145,13 +163,47 @@ impl<'a> DeviceDecoder<'a> {
         rms_norm_batch(&mut self.arena, config.rms_eps, &[norm]);
         let items: Vec<_> = products(places.normed, places.head, places.logits, TILE).collect();
         gemm(&mut self.arena, &items);
-        let logits = self.arena.read(places.logits.at, sequences * config.vocab)?;
-        match first_non_finite(&logits, config.vocab) {
-            None => Ok(logits),
-            Some((sequence, token)) => {
-                let value = logits[sequence * config.vocab + token];
-                Err(ForwardError::Logit { sequence, position: positions[sequence], token, value })
+        Ok(())
+    }
+
+    /// The logits of a step.
+    pub(super) fn logits(&mut self) -> Result<Vec<f32>, ForwardError> {
+        let view = self.used_logits();
+        Ok(self.arena.read(view.at, view.len())?)
+    }
+
+    /// A token of each sequence after a step at `positions`, drawn on the device by a temperature and a number each; see
+    /// [`draw`](crate::ops::draw::draw). Logits stay there.
+    pub(super) fn draw(&mut self, draws: &[[f32; 2]], positions: &[usize]) -> Result<Vec<u32>, ForwardError> {
+        let sequences = self.params.sequences;
+        let (logits, Places { draws: given, drawn, .. }) = (self.used_logits(), &self.places);
+        let of = |k: usize| draws.iter().map(move |draw| draw[k]);
+        self.arena.write(given.at, &of(0).chain(of(1)).collect::<Vec<_>>());
+        let [temperatures, uniforms] = [given.at, given.at + sequences];
+        let [tokens, bad] = [drawn.at, drawn.at + sequences];
+        draw_batch(&mut self.arena, &[Draw { logits, temperatures, uniforms, tokens }]);
+        non_finite(&mut self.arena, &[NonFinite { a: logits, out: bad }]);
+        let numbers = self.arena.read(drawn.at, drawn.len())?;
+        let (tokens, bad) = numbers.split_at(sequences);
+        match bad.iter().position(|token| (*token as usize) < logits.cols) {
+            None => Ok(tokens.iter().map(|token| *token as u32).collect()),
+            Some(sequence) => Err(self.bad_logit(sequence, bad[sequence] as usize, positions)),
+        }
+    }
+
+    /// Rows of logits that belong to sequences.
+    fn used_logits(&self) -> View {
+        let logits = self.places.logits;
+        logits.part((0, 0), (self.params.sequences, logits.cols))
+    }
+
+    fn bad_logit(&mut self, sequence: usize, token: usize, positions: &[usize]) -> ForwardError {
+        let logits = self.used_logits();
+        match self.arena.read(logits.at + sequence * logits.stride + token, 1) {
+            Ok(value) => {
+                ForwardError::Logit { sequence, position: positions[sequence], token, value: value[0] }
             }
+            Err(error) => error.into(),
         }
     }
 

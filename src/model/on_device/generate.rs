@@ -61,13 +61,9 @@ impl DeviceDecoder<'_> {
             // An idle place writes the first position of its own cache again.
             let next: Vec<_> = slots.iter().map(|slot| slot.as_ref().map_or((0, 0), Running::next)).collect();
             let (tokens, at): (Vec<u32>, Vec<usize>) = next.into_iter().unzip();
-            let logits = self.step(&tokens, &at)?;
-            let rows = logits.par_chunks_exact(self.decoder.config().vocab);
-            slots.par_iter_mut().zip(rows).for_each(|(slot, logits)| {
-                if let Some(running) = slot {
-                    running.take(logits);
-                }
-            });
+            self.advance(&tokens, &at)?;
+            slots.iter_mut().flatten().for_each(|running| running.position += 1);
+            self.write_tokens(&mut slots, &at)?;
             let behind_prompts = |slot: &&Option<Running<'_>>| slot.as_ref().is_some_and(Running::is_writing);
             wrote(slots.iter().filter(behind_prompts).count());
             for slot in &mut slots {
@@ -76,6 +72,37 @@ impl DeviceDecoder<'_> {
                 }
             }
         }
+    }
+
+    /// The next token of every text whose prompt is behind it, after a step at these positions. It is drawn on the device;
+    /// where unlikely tokens are dropped first (top-p below 1), logits come to the host.
+    fn write_tokens(
+        &mut self,
+        slots: &mut [Option<Running<'_>>],
+        positions: &[usize],
+    ) -> Result<(), ForwardError> {
+        let plain: Vec<Option<[f32; 2]>> = (slots.iter_mut())
+            .map(|slot| slot.as_mut().filter(|running| running.is_writing())?.sampler.next_plain())
+            .collect();
+        // Every row is looked at for numbers that are not finite, whoever draws from it.
+        let draws: Vec<[f32; 2]> = plain.iter().map(|plain| plain.unwrap_or_default()).collect();
+        let drawn = self.draw(&draws, positions)?;
+        let mut undrawn = Vec::new();
+        for (s, slot) in slots.iter_mut().enumerate() {
+            match slot.as_mut().filter(|running| running.is_writing()) {
+                Some(running) if plain[s].is_some() => running.written.push(drawn[s]),
+                Some(running) => undrawn.push((s, running)),
+                None => {}
+            }
+        }
+        if undrawn.is_empty() {
+            return Ok(());
+        }
+        let (logits, vocab) = (self.logits()?, self.decoder.config().vocab);
+        undrawn.into_par_iter().for_each(|(s, running)| {
+            running.written.push(running.sampler.next(&logits[s * vocab..][..vocab]));
+        });
+        Ok(())
     }
 
     fn check_requests(&self, requests: &[Request<'_>]) -> Result<(), ForwardError> {
@@ -104,14 +131,6 @@ impl Running<'_> {
             None => self.written[self.position - self.request.prompt.len()],
         };
         (token, self.position)
-    }
-
-    /// What comes out for it.
-    fn take(&mut self, logits: &[f32]) {
-        self.position += 1;
-        if self.is_writing() {
-            self.written.push(self.sampler.next(logits));
-        }
     }
 
     /// Whether its prompt is behind it.
