@@ -1,5 +1,5 @@
 //! Distils a packed model further, to try what its knobs do: `cargo run --release --example distill_model --
-//! write ORIGINAL COUNT LEN SEED TEMPERATURE TOKENS` lets the original write COUNT texts and stores their tokens;
+//! write ORIGINAL TEXT COUNT LEN SEED TEMPERATURE CONTINUED TOKENS` lets the original write COUNT texts and stores their tokens;
 //! `... -- tune ORIGINAL PACKED TEXT TOKENS [KNOB=VALUE ...]` distils over nine tenths of TEXT and what was written, and prints
 //! the divergence on held-out windows and the perplexity of the last tenth of TEXT, before and after. A `--` begins the next
 //! trial, again from PACKED.
@@ -17,6 +17,9 @@ use lapidary::eval::evaluate_on;
 use lapidary::model::text;
 use lapidary::model::{Checkpoint, Decoder};
 
+/// Tokens of the text before its last tenth that are held out.
+const HELD_OUT: usize = 16_384;
+
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
@@ -24,14 +27,16 @@ fn main() -> Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let device = select(DevicePolicy::Auto)?.device;
     match args[..] {
-        ["write", original, count, len, seed, temperature, tokens] => {
-            let params =
-                WriteParams { temperature: temperature.parse()?, seed: seed.parse()?, ..Default::default() };
+        ["write", original, source, count, len, seed, temperature, continued, tokens] => {
+            let (temperature, continued) = (temperature.parse()?, continued.parse()?);
+            let params = WriteParams { temperature, continued, seed: seed.parse()?, ..Default::default() };
             let checkpoint = Checkpoint::open(original)?;
             let (decoder, tokenizer) = (Decoder::load(&checkpoint)?, checkpoint.tokenizer()?);
+            let given = tokenizer.encode(&text::Text::read(&[source.into()])?.content)?;
+            let given = &given[..given.len() / 10 * 9 - HELD_OUT];
             let began = Instant::now();
             let written =
-                write(&decoder, &tokenizer, &device, (count.parse()?, len.parse()?), params, &Silent)?;
+                write(&decoder, &tokenizer, &device, (count.parse()?, len.parse()?), params, given, &Silent)?;
             println!("{} tokens in {:.1} s", written.len(), began.elapsed().as_secs_f64());
             let bytes: Vec<u8> = written.iter().flat_map(|token| token.to_le_bytes()).collect();
             Ok(std::fs::write(tokens, bytes)?)
@@ -48,7 +53,7 @@ fn tune(device: &Device, [original, packed, text, tokens]: [&str; 4], knobs: &[&
     let checkpoint = Checkpoint::open(original)?;
     let tokenizer = checkpoint.tokenizer()?;
     let mut params = TuneParams::distill();
-    let (mut window, mut given, mut own, mut heldout) = (512, 98_304, 98_304, 16_384);
+    let (mut window, mut given, mut own, mut heldout) = (512, 98_304, 98_304, HELD_OUT);
     for knob in knobs {
         let (name, value) = knob.split_once('=').ok_or("KNOB=VALUE")?;
         match name {
@@ -126,5 +131,6 @@ fn calibration(
     tokens.extend([part(given, a, heldout)?, part(own, b, heldout)?].concat());
     let heldout = tokens.len() / window - fit;
     let windows = text::Windows::from_positions(tokens, window, None);
-    Ok(Calibration { windows, fit, heldout })
+    let more = text::Windows::from_positions(Vec::new(), window, None);
+    Ok(Calibration { windows, fit, heldout, more })
 }

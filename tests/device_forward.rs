@@ -295,7 +295,8 @@ fn a_text_may_fill_the_context() {
     let most = decoder.config().max_positions;
     for device in common::devices() {
         let params = WriteParams::default();
-        let text = self_written::write(&decoder, &tokenizer, &device, (1, most), params, &Silent).unwrap();
+        let text =
+            self_written::write(&decoder, &tokenizer, &device, (1, most), params, &[], &Silent).unwrap();
         assert_eq!(text.len(), most);
     }
 }
@@ -329,7 +330,8 @@ fn a_model_writes_its_text_by_the_seed_alone() {
     let write = |device: &Device, count: usize, seed: u64| {
         let params = WriteParams { seed, ..WriteParams::default() };
         let heard = Heard::default();
-        let text = self_written::write(&decoder, &tokenizer, device, (count, 40), params, &heard).unwrap();
+        let text =
+            self_written::write(&decoder, &tokenizer, device, (count, 40), params, &[], &heard).unwrap();
         assert_eq!((text.len(), heard.0.into_inner()), (count * 40, count * 40));
         text
     };

@@ -183,7 +183,12 @@ fn packed_row(
     let params = PackParams {
         output: output.into(),
         plan: Plan::uniform(bits),
-        recipe: Recipe { reconstruct: short(whole.reconstruct), distill: short(whole.distill), ..whole },
+        recipe: Recipe {
+            reconstruct: short(whole.reconstruct),
+            distill: short(whole.distill),
+            more: 0.0,
+            ..whole
+        },
         encoder: Encoder::Reference,
         texts: if best { Source::mixed(Some(text), WriteParams::default()) } else { Source::text(text) },
         calibration: CalibrationParams {

@@ -1,12 +1,13 @@
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::ValueEnum;
 use miette::{IntoDiagnostic, Result, WrapErr};
 
-use lapidary::compress::calibration::CalibrationParams;
+use lapidary::compress::allocate::{AllocateParams, Allocation, allocate};
+use lapidary::compress::calibration::{CalibrationParams, Source};
 use lapidary::compress::fit::check_fits;
 use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
@@ -14,7 +15,7 @@ use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
 use lapidary::compress::tune::Tuner;
 use lapidary::compress::{Encoder, PackError, PackParams, pack};
-use lapidary::device::Device;
+use lapidary::device::{Device, write_durably};
 use lapidary::model::Checkpoint;
 
 use super::device::DeviceArgs;
@@ -45,6 +46,10 @@ pub struct Args {
     /// Budgets by layer and tensor, a TOML file (docs/format.md)
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
+    /// Spend the same bits where they help most: what each tensor does at a few budgets is measured first, on the
+    /// calibration text, and the plan is written to OUTPUT.plan.toml
+    #[arg(long, value_enum)]
+    allocate: Option<Allocate>,
     /// Tokens of a calibration window
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
@@ -78,6 +83,12 @@ enum RecipeArg {
     Best,
     /// Data-free baseline
     DualSvid,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Allocate {
+    /// How far a block's output moves on held-out text when one of its tensors is packed
+    Measured,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -132,21 +143,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let began = Instant::now();
     let checkpoint = Checkpoint::open(local(&args.model)?).into_diagnostic()?;
     let plan = match (&args.plan, args.bits) {
-        (Some(file), bits) => {
-            let text = std::fs::read_to_string(file)
-                .into_diagnostic()
-                .wrap_err_with(|| file.display().to_string())?;
-            let plan = Plan::from_toml(&text, bits).and_then(|plan| {
-                plan.resolve(checkpoint.config().layers)?;
-                Ok(plan)
-            });
-            plan.into_diagnostic().wrap_err_with(|| file.display().to_string())?
-        }
+        (Some(file), bits) => read_plan(file, bits, &checkpoint)?,
         (None, bits) => Plan::uniform(bits.unwrap_or(1.0)),
     };
     let recipe = recipe(&args)?;
     let texts = args.sources.read(&recipe)?;
     let encoder = encoder(&args, &checkpoint, &recipe, &plan)?;
+    let progress = PackProgress::new(std::io::stderr().is_terminal());
+    let (plan, encoder) = match args.allocate {
+        Some(Allocate::Measured) => {
+            let plan = allocated(&args, &checkpoint, (plan, encoder.clone(), texts.clone()), &progress)?;
+            // A tensor may have got more than there is room for.
+            let encoder = self::encoder(&args, &checkpoint, &recipe, &plan)?;
+            (plan, encoder)
+        }
+        None => (plan, encoder),
+    };
     let params = PackParams {
         output: args.output.clone(),
         plan,
@@ -160,7 +172,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         },
         resume: args.resume,
     };
-    let progress = PackProgress::new(std::io::stderr().is_terminal());
     let profile = args.profile.then(|| Profile::new(&progress));
     let observer: &dyn Observer = profile.as_ref().map_or(&progress, |profile| profile);
     let packing = pack(&checkpoint, params, observer).into_diagnostic()?;
@@ -169,6 +180,49 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     print(&summary(&packing, &args.output, began.elapsed().as_secs_f64()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The plan that the measured responses ask for. A run that is taken up again goes on with the one that it wrote.
+fn allocated(
+    args: &Args,
+    checkpoint: &Checkpoint,
+    (plan, encoder, texts): (Plan, Encoder, Vec<Source>),
+    progress: &PackProgress,
+) -> Result<Plan> {
+    let mut file = args.output.clone().into_os_string();
+    file.push(".plan.toml");
+    let file = PathBuf::from(file);
+    if args.resume && file.exists() {
+        return read_plan(&file, None, checkpoint);
+    }
+    if args.output.exists() {
+        return Err(PackError::OutputExists(args.output.clone())).into_diagnostic();
+    }
+    let params = AllocateParams { encoder, texts, window: args.window as usize, plan };
+    let Allocation { plan, responses, expected: [before, after] } =
+        allocate(checkpoint, params, progress).into_diagnostic()?;
+    let text = toml::to_string(&plan).into_diagnostic()?;
+    let written = write_durably(&file, |out| out.write_all(text.as_bytes()));
+    written.into_diagnostic().wrap_err_with(|| file.display().to_string())?;
+    let bits = responses.iter().map(|(_, bits)| *bits);
+    let (least, most) = bits.fold((f64::INFINITY, 0.0f64), |(low, high), b| (low.min(b), high.max(b)));
+    print(&format!(
+        "bits   {least:.2} to {most:.2} a weight for {} layers: blocks should lose {:.1} % of what they would ({})",
+        responses.len(),
+        100.0 * after / before,
+        file.display()
+    ))?;
+    Ok(plan)
+}
+
+fn read_plan(file: &Path, bits: Option<f64>, checkpoint: &Checkpoint) -> Result<Plan> {
+    let name = || file.display().to_string();
+    let text = std::fs::read_to_string(file).into_diagnostic().wrap_err_with(name)?;
+    let plan = Plan::from_toml(&text, bits).and_then(|plan| {
+        plan.resolve(checkpoint.config().layers)?;
+        Ok(plan)
+    });
+    plan.into_diagnostic().wrap_err_with(name)
 }
 
 fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String {

@@ -21,6 +21,10 @@ pub struct SourceArgs {
     /// Temperature at which it writes; 1 is its own distribution
     #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     temperature: f32,
+    /// Share of its texts that go on from a piece of the given text, between 0 and 1 [default: the recipe's: 0.5 for best,
+    /// 0 for others]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    continued: Option<f64>,
 }
 
 /// The name of the text that the model writes; a file of that name is `./self`.
@@ -29,7 +33,12 @@ const SELF: &str = "self";
 impl SourceArgs {
     /// The texts that were named, and what the recipe takes beside or instead of them.
     pub fn read(&self, recipe: &Recipe) -> Result<Vec<Source>> {
-        let write = WriteParams { temperature: self.temperature, seed: self.seed, ..WriteParams::default() };
+        let continued = self.continued.unwrap_or(recipe.continued());
+        if !(0.0..=1.0).contains(&continued) {
+            return Err(miette!("--continued {continued}: a share is a number from 0 to 1"));
+        }
+        let (temperature, seed) = (self.temperature, self.seed);
+        let write = WriteParams { temperature, seed, continued, ..WriteParams::default() };
         let named = self.texts.iter().map(|text| split_share(text)).collect::<Result<Vec<_>>>()?;
         if named.iter().filter(|(name, _)| *name == SELF).count() > 1 {
             return Err(miette!("--text: the model writes one text, so give self once"));

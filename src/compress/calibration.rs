@@ -17,11 +17,13 @@ pub struct CalibrationParams {
 }
 
 /// A text that calibrates, and its share of the tokens; shares count relative to each other.
+#[derive(Clone)]
 pub struct Source {
     pub content: Content,
     pub share: f64,
 }
 
+#[derive(Clone)]
 pub enum Content {
     Given(Text),
     /// The model writes it.
@@ -51,6 +53,8 @@ pub struct Draft {
 struct Part {
     fit: usize,
     heldout: usize,
+    /// Windows beside them.
+    more: usize,
     content: PartContent,
 }
 
@@ -64,6 +68,8 @@ pub struct Calibration {
     pub windows: Windows,
     pub fit: usize,
     pub heldout: usize,
+    /// More of the same texts, to fit the whole model on.
+    pub more: Windows,
 }
 
 /// What calibration did, for packing.json.
@@ -73,6 +79,9 @@ pub struct CalibrationRecord {
     pub window: usize,
     pub fit_tokens: usize,
     pub heldout_tokens: usize,
+    /// Tokens beside them that the whole model is fitted on.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub more_tokens: usize,
     /// What each source gave, in their order, where there are several; files without a share are one source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceTokens>,
@@ -88,6 +97,8 @@ pub struct SourceTokens {
     pub source: String,
     pub fit_tokens: usize,
     pub heldout_tokens: usize,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub more_tokens: usize,
 }
 
 /// Text that the model wrote.
@@ -95,8 +106,14 @@ pub struct SourceTokens {
 pub struct SelfWritten {
     pub fit_tokens: usize,
     pub heldout_tokens: usize,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub more_tokens: usize,
     #[serde(flatten)]
     pub params: WriteParams,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Draft {
@@ -128,9 +145,42 @@ impl Draft {
                 Content::SelfWritten(params) => (usize::MAX, PartContent::SelfWritten(params)),
             };
             let (fit, heldout) = split(available, params, tokens)?;
-            Ok(Part { fit, heldout, content })
+            Ok(Part { fit, heldout, more: 0, content })
         });
         Ok(Self { len: params.window, bos, parts: parts.collect::<Result<_, TextError>>()? })
+    }
+
+    /// Takes more text beside the calibration, about `ratio` windows for each that is fitted to: of a given text its share
+    /// or what is left of it, and the rest from the one that the model writes, where there is one.
+    pub fn take_more(&mut self, ratio: f64) {
+        let wanted = (self.fit() as f64 * ratio).round() as usize;
+        let used = |part: &Part| part.fit + part.heldout;
+        let all: usize = self.parts.iter().map(used).sum();
+        for part in &mut self.parts {
+            let share = wanted * used(part) / all.max(1);
+            part.more = match &part.content {
+                PartContent::Given { windows, .. } => share.min(windows.count() - used(part)),
+                PartContent::SelfWritten(_) => 0,
+            };
+        }
+        let given: usize = self.parts.iter().map(|part| part.more).sum();
+        let own = |part: &&mut Part| matches!(part.content, PartContent::SelfWritten(_));
+        if let Some(own) = self.parts.iter_mut().find(own) {
+            own.more = wanted - given;
+        }
+    }
+
+    /// The tokens of the given texts that are fitted on, which the model may continue; start tokens left out.
+    pub fn given(&self) -> Vec<u32> {
+        let parts = self.parts.iter().filter_map(|part| match &part.content {
+            PartContent::Given { windows, .. } => Some((part, windows)),
+            PartContent::SelfWritten(_) => None,
+        });
+        let windows = parts.flat_map(|(part, windows)| {
+            let behind = part.fit + part.heldout;
+            (0..part.fit).chain(behind..behind + part.more).map(|k| windows.window(k))
+        });
+        windows.flat_map(|window| &window[window.len() - self.len..]).copied().collect()
     }
 
     pub fn record(&self) -> CalibrationRecord {
@@ -144,6 +194,7 @@ impl Draft {
             PartContent::SelfWritten(params) => Some(SelfWritten {
                 fit_tokens: part.fit * self.len,
                 heldout_tokens: part.heldout * self.len,
+                more_tokens: part.more * self.len,
                 params,
             }),
         });
@@ -156,6 +207,7 @@ impl Draft {
             },
             fit_tokens: part.fit * self.len,
             heldout_tokens: part.heldout * self.len,
+            more_tokens: part.more * self.len,
         };
         let several = self.parts.len() > 1;
         CalibrationRecord {
@@ -164,6 +216,7 @@ impl Draft {
             window: self.len,
             fit_tokens: tokens(|part| part.fit),
             heldout_tokens: tokens(|part| part.heldout),
+            more_tokens: tokens(|part| part.more),
             self_written,
         }
     }
@@ -188,10 +241,12 @@ impl Draft {
         };
         let fit = self.parts.iter().flat_map(|part| windows(part, 0, part.fit));
         let heldout = self.parts.iter().flat_map(|part| windows(part, part.fit, part.heldout));
-        let tokens = fit.chain(heldout).collect();
+        let more = self.parts.iter().flat_map(|part| windows(part, part.fit + part.heldout, part.more));
+        let cut = |tokens: Vec<u32>| Windows::from_positions(tokens, self.len, self.bos);
+        let (tokens, more) = (cut(fit.chain(heldout).collect()), cut(more.collect()));
         let count = |of: fn(&Part) -> usize| self.parts.iter().map(of).sum();
-        let (fit, heldout): (usize, usize) = (count(|part| part.fit), count(|part| part.heldout));
-        Calibration { windows: Windows::from_positions(tokens, self.len, self.bos), fit, heldout }
+        let (fit, heldout) = (count(|part| part.fit), count(|part| part.heldout));
+        Calibration { windows: tokens, fit, heldout, more }
     }
 }
 
@@ -272,6 +327,22 @@ mod tests {
         assert_eq!(own, [2, 3, 4, 5, 6, 7, 9, 10, 11]);
         let firsts: Vec<u32> = own.iter().map(|k| windows[*k][1]).collect();
         assert_eq!(firsts, [100, 110, 120, 130, 140, 150, 160, 170, 180]);
+    }
+
+    #[test]
+    fn more_windows_are_what_is_left_of_a_given_text_and_written_ones() {
+        let mut draft = draft(&[(95, 1.0)], Some(1.0), params(Some(80), Some(40))).unwrap();
+        draft.take_more(2.5);
+        let record = draft.record();
+        assert_eq!((record.fit_tokens, record.heldout_tokens, record.more_tokens), (80, 40, 200));
+        let sources: Vec<_> = record.sources.iter().map(|source| source.more_tokens).collect();
+        assert_eq!(sources, [30, 170], "nine windows, of which four are fitted to and two held out");
+        assert_eq!(draft.given().len(), 70);
+        let written: Vec<u32> = (0..230).map(|k| 100 + k).collect();
+        let calibration = draft.finish(&written);
+        assert_eq!((calibration.windows.count(), calibration.more.count()), (12, 20));
+        let firsts: Vec<u32> = (3..20).map(|k| calibration.more.window(k)[1]).collect();
+        assert_eq!(firsts, (16..33).map(|k| 100 + 10 * k - 100).collect::<Vec<u32>>());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! packed block closer to the original by gradients; [`journal`] keeps what is finished,
 //! [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
 
+pub mod allocate;
 pub mod batch;
 pub mod bench;
 mod block;

@@ -121,7 +121,10 @@ fn draft(
     if positions > config.max_positions {
         return Err(TextError::Window { positions, most: config.max_positions }.into());
     }
-    let draft = Draft::prepare(sources, tokenizer, bos, params, recipe.tokens())?;
+    let mut draft = Draft::prepare(sources, tokenizer, bos, params, recipe.tokens())?;
+    if recipe.distill.passes > 0 {
+        draft.take_more(recipe.more);
+    }
     draft.record().self_written.map_or(Ok(()), |own| own.params.check())?;
     Ok(Some(draft))
 }
@@ -154,7 +157,7 @@ impl Run<'_> {
     /// The calibration, once the model has written its part of it.
     fn written(&self, draft: Draft, tokenizer: &Tokenizer) -> Result<Calibration, PackError> {
         let Some(own) = draft.record().self_written else { return Ok(draft.finish(&[])) };
-        let tokens = own.fit_tokens + own.heldout_tokens;
+        let tokens = own.fit_tokens + own.heldout_tokens + own.more_tokens;
         let kept = self.journal.read_tokens()?.filter(|kept| kept.len() == tokens);
         let written = match kept {
             Some(kept) => kept,
@@ -163,7 +166,8 @@ impl Run<'_> {
                 let window = draft.record().window;
                 self.observer.event(Event::BeginText { tokens });
                 let extent = (tokens / window, window);
-                let written = write(&self.decoder, tokenizer, device, extent, own.params, self.observer)?;
+                let (params, given) = (own.params, draft.given());
+                let written = write(&self.decoder, tokenizer, device, extent, params, &given, self.observer)?;
                 self.journal.write_tokens(&written)?;
                 written
             }
@@ -249,13 +253,17 @@ impl Run<'_> {
         let Some(tuner) = &mut self.tuner else { return Ok(()) };
         self.observer.event(Event::Stage { layer: layers, stage: Stage::Tune });
         let target = stream.end(&self.decoder)?;
-        // What it held on the device makes room.
-        let calibration = stream.into_calibration();
+        let (calibration, more_target) = stream.more(&self.encoder)?;
+        let fit = calibration.fit * calibration.windows.positions;
+        let (tokens, more) = (calibration.windows.tokens(), calibration.more.tokens());
+        let tokens = [&tokens[..fit], more, &tokens[fit..]].concat();
+        let fit = fit * self.decoder.config().hidden;
+        let target = [&target[..fit], &more_target, &target[fit..]].concat();
         let windows = Windows {
-            input: &self.decoder.embed(calibration.windows.tokens())?,
+            input: &self.decoder.embed(&tokens)?,
             target: &target,
             positions: calibration.windows.positions,
-            fit: calibration.fit,
+            fit: calibration.fit + calibration.more.count(),
         };
         let done = match tuner.distill(&self.decoder, &windows, &tuning.params()) {
             Ok(done) => done,

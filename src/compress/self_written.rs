@@ -17,12 +17,16 @@ pub struct WriteParams {
     pub temperature: f32,
     pub top_p: f32,
     pub seed: u64,
+    /// The share of the texts that begin with a piece of a given text and go on from there: more of what that text is
+    /// about. The others begin where a document would.
+    #[serde(default)]
+    pub continued: f64,
 }
 
 impl Default for WriteParams {
     /// The model's own distribution.
     fn default() -> Self {
-        Self { temperature: 1.0, top_p: 1.0, seed: 0 }
+        Self { temperature: 1.0, top_p: 1.0, seed: 0, continued: 0.0 }
     }
 }
 
@@ -46,11 +50,14 @@ const SIDE_BY_SIDE_ON_HOST: usize = 256;
 /// The same on a device: a step of 1,024 takes twice as long as one of 256.
 const SIDE_BY_SIDE: usize = 1024;
 
-/// Writes `count` texts of `len` tokens each, one behind another.
+/// Tokens of a given text that a continued one begins with; at most a quarter of it.
+const PIECE: usize = 32;
+
+/// Writes `count` texts of `len` tokens each, one behind another. `given` is the text that some of them continue.
 ///
-/// Each begins where a document would and goes on behind a document's end; its tokens depend on the model, the seed and
-/// its own index alone, up to what the device's rounding decides where two tokens are nearly equally likely. The start
-/// token is not part of it.
+/// Each begins where a document would, or with a piece of the given text, and goes on behind a document's end; its tokens
+/// depend on the model, the given text, the seed and its own index alone, up to what the device's rounding decides where
+/// two tokens are nearly equally likely. The start token is not part of it, a piece is.
 ///
 /// A model that the batched decoder does not take, or has no room for, writes its texts one by one on the host, with a
 /// warning. Errors: the device's, parameters that make no distribution, logits that are not finite.
@@ -60,12 +67,16 @@ pub fn write(
     device: &Device,
     (count, len): (usize, usize),
     params: WriteParams,
+    given: &[u32],
     observer: &dyn Observer,
 ) -> Result<Vec<u32>, PackError> {
-    let prompt = [start(decoder, tokenizer)];
     let mut seeds = SplitMix64::new(params.seed);
-    let requests: Vec<Request<'_>> = (0..count)
-        .map(|_| Request { prompt: &prompt, sample: params.sample(seeds.next_u64()), most: len, ends: &[] })
+    let samples: Vec<SampleParams> = (0..count).map(|_| params.sample(seeds.next_u64())).collect();
+    let start = start(decoder, tokenizer);
+    let pieces = pieces(given, count, PIECE.min(len / 4), params);
+    let prompts: Vec<Vec<u32>> = pieces.iter().map(|piece| [&[start], *piece].concat()).collect();
+    let requests: Vec<Request<'_>> = (prompts.iter().zip(samples))
+        .map(|(prompt, sample)| Request { prompt, sample, most: len + 1 - prompt.len(), ends: &[] })
         .collect();
     let wrote = |tokens| observer.event(Event::Wrote { tokens });
     // The last token is written, not read: a text of `len` has as many positions with its start.
@@ -78,7 +89,23 @@ pub fn write(
         }
         Err(error) => return Err(error.into()),
     };
-    Ok(texts.concat())
+    Ok(pieces.into_iter().zip(&texts).flat_map(|(piece, text)| [piece, text].concat()).collect())
+}
+
+/// What each of `count` texts begins with: pieces from anywhere in the given text, spread evenly over the texts, and
+/// nothing for the others.
+fn pieces<'a>(given: &'a [u32], count: usize, len: usize, params: WriteParams) -> Vec<&'a [u32]> {
+    let mut random = SplitMix64::new(!params.seed);
+    let places = (given.len() + 1).saturating_sub(len) as u64;
+    let piece = |index: usize| {
+        let so_far = |texts: usize| (texts as f64 * params.continued) as u64;
+        if places == 0 || so_far(index + 1) == so_far(index) {
+            return &given[..0];
+        }
+        let from = (random.next_u64() % places) as usize;
+        &given[from..from + len]
+    };
+    (0..count).map(piece).collect()
 }
 
 /// What a document begins behind.
@@ -114,7 +141,8 @@ fn one_by_one(
     let samplers = samplers.collect::<Result<Vec<_>, SampleError>>().map_err(ForwardError::from)?;
     let mut texts = Vec::new();
     for (request, mut sampler) in requests.iter().zip(samplers) {
-        let (mut cache, mut text) = (Cache::new(decoder.config(), request.most + 1), Vec::new());
+        let (mut cache, mut text) =
+            (Cache::new(decoder.config(), request.prompt.len() + request.most), Vec::new());
         let mut next = request.prompt.to_vec();
         while text.len() < request.most {
             let token = sampler.next(&decoder.next_logits(&next, &mut cache)?);
@@ -125,4 +153,28 @@ fn one_by_one(
         texts.push(text);
     }
     Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_that_continues_is_spread_over_the_texts() {
+        let given: Vec<u32> = (0..100).collect();
+        let some = |given, count, continued| {
+            pieces(given, count, 10, WriteParams { continued, ..WriteParams::default() })
+        };
+        let pieces = some(&given, 8, 0.25);
+        let found: Vec<usize> = (0..8).filter(|k| !pieces[*k].is_empty()).collect();
+        assert_eq!(found, [3, 7]);
+        for piece in [pieces[3], pieces[7]] {
+            let whole = piece.len() == 10 && piece.windows(2).all(|pair| pair[1] == pair[0] + 1);
+            assert!(whole, "a piece of the given text, not {piece:?}");
+        }
+        assert_eq!(some(&given, 4, 0.25), pieces[..4], "pieces do not depend on how many there are");
+        assert!(some(&given[..9], 4, 1.0).concat().is_empty(), "there is no such piece");
+        assert!(some(&given, 4, 0.0).concat().is_empty());
+        assert_eq!(some(&given[..10], 4, 1.0).concat().len(), 40);
+    }
 }

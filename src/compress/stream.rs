@@ -5,6 +5,7 @@ use super::error::PackError;
 use super::observer::{Event, Observer};
 use super::streams::{Blocks, SiteGrams, Streams, Which};
 use crate::device::{Device, DeviceError};
+use crate::model::text::Windows;
 use crate::model::{Decoder, Site};
 
 /// The calibration text on its way through the model, block by block, on the encoder's device or on the host.
@@ -79,6 +80,11 @@ impl<'a> Stream<'a> {
         Ok([packed, self.read(Which::Original, decoder)?])
     }
 
+    /// The stream that enters the next block.
+    pub fn entering(&mut self, decoder: &Decoder) -> Result<Vec<f32>, PackError> {
+        self.read(Which::Packed, decoder)
+    }
+
     /// Goes through the block that it enters, with what has not yet.
     pub fn advance(&mut self, decoder: &Decoder) -> Result<(), PackError> {
         if self.original.is_some() && self.original_at == self.at {
@@ -100,9 +106,24 @@ impl<'a> Stream<'a> {
         &self.calibration
     }
 
-    /// The windows that calibrated, once everything else is given back.
-    pub fn into_calibration(self) -> Calibration {
-        self.calibration
+    /// The calibration, and the original's stream behind its last block for the windows beside it. What was held on the
+    /// device makes room.
+    pub fn more(self, encoder: &Encoder) -> Result<(Calibration, Vec<f32>), PackError> {
+        let Self { mut calibration, original, ground, observer, .. } = self;
+        drop(ground);
+        let Some(original) = original.filter(|_| calibration.more.count() > 0) else {
+            return Ok((calibration, Vec::new()));
+        };
+        let nothing = Windows::from_positions(Vec::new(), calibration.more.len, None);
+        let more = std::mem::replace(&mut calibration.more, nothing.clone());
+        let beside = Calibration { fit: more.count(), heldout: 0, windows: more, more: nothing };
+        let mut stream = Self::open(beside, &original, None, encoder, observer)?;
+        for _ in 0..original.config().layers {
+            stream.advance_one(Which::Packed, &original)?;
+        }
+        let last = stream.read(Which::Packed, &original)?;
+        calibration.more = stream.calibration.windows;
+        Ok((calibration, last))
     }
 
     fn advance_one(&mut self, which: Which, decoder: &Decoder) -> Result<(), PackError> {

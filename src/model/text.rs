@@ -6,6 +6,7 @@ use sha2::{Digest, Sha256};
 use super::{Tokenizer, TokenizerError};
 
 /// Text files, concatenated in the order given, with nothing between them.
+#[derive(Clone)]
 pub struct Text {
     pub content: String,
     pub files: Vec<TextFile>,

@@ -67,6 +67,41 @@ fn the_whole_model_is_packed_verified_and_runs() {
 }
 
 #[test]
+fn the_same_bits_go_further_where_responses_are_measured() {
+    let folder = Folder::new();
+    let original = common::tiny("");
+    let divergence = |name: &str| {
+        let text = common::tiny("test.txt");
+        let mut command = lapidary();
+        command.arg("eval").arg(folder.path(name)).arg("--text").arg(text).arg("--against").arg(&original);
+        command.args(["--window", "128", "--windows", "40", "--json"]);
+        let scores: Value = serde_json::from_str(&success(command)).unwrap();
+        scores["mean_kl"].as_f64().unwrap()
+    };
+    fs::write(folder.path("plan.toml"), "bits = 1.5\n[layers.3]\nkeep_dense = true\n").unwrap();
+    success(folder.pack("uniform", &[]));
+    let output = success(folder.pack("measured", &["--allocate", "measured"]));
+    assert!(output.contains("a weight for 21 layers"), "{output}");
+    let packing: Value =
+        serde_json::from_slice(&fs::read(folder.path("measured/packing.json")).unwrap()).unwrap();
+    assert_eq!(packing["totals"]["packed_tensors"], 21);
+    assert!(packing["totals"]["body_bits"].as_f64().unwrap() <= 1.5);
+    let [uniform, measured] = ["uniform", "measured"].map(divergence);
+    assert!(measured < 0.9 * uniform, "{measured} nats, uniform {uniform}");
+    // The plan that was written is a plan like any other, and a run that is taken up again uses it.
+    let plan = folder.path("measured.plan.toml");
+    let text = fs::read_to_string(&plan).unwrap();
+    let same = text.replace("bits = 1.5\n", "bits = 1.25\n");
+    assert_ne!(text, same);
+    fs::write(&plan, same).unwrap();
+    fs::remove_dir_all(folder.path("measured")).unwrap();
+    success(folder.pack("measured", &["--allocate", "measured", "--resume"]));
+    let packing: Value =
+        serde_json::from_slice(&fs::read(folder.path("measured/packing.json")).unwrap()).unwrap();
+    assert_eq!(packing["plan"]["bits"], 1.25);
+}
+
+#[test]
 fn verify_checks_what_packing_json_says() {
     let folder = Folder::new();
     success(folder.pack("out", &["--recipe", "dual-svid"]));
@@ -185,7 +220,7 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let test = common::tiny("test.txt");
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 19] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
@@ -200,7 +235,11 @@ fn bad_input_is_said_before_anything_is_written() {
         (&["--text", "self", "--temperature", "-1"], "the temperature is -1"),
         (&["--text", &file("short.txt"), "--set", "blend=2"], "give a number from 0 to 1"),
         (&["--text", &file("short.txt"), "--set", "blend"], "give KNOB=VALUE"),
-        (&["--recipe", "best", "--set", "distill.scales=0"], "nothing would be trained"),
+        (
+            &["--recipe", "best", "--set", "distill.scales=0", "--set", "distill.signs=0"],
+            "nothing would be trained",
+        ),
+        (&["--text", "self", "--continued", "1.5"], "a share is a number from 0 to 1"),
         (&["--text", test.to_str().unwrap(), "self:0.000001"], "part is 0 tokens"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
         (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0.0"),

@@ -16,7 +16,7 @@ fn killed_with_two_streams_and_a_text_of_its_own_it_resumes_to_the_same_bytes() 
 }
 
 /// Gradients, as short as they may be.
-const BEST: [&str; 14] = [
+const BEST: [&str; 16] = [
     "--recipe",
     "best",
     "--fit-tokens",
@@ -31,6 +31,8 @@ const BEST: [&str; 14] = [
     "distill.passes=2",
     "--set",
     "distill.batch=512",
+    "--set",
+    "more=0.5",
 ];
 
 #[test]
