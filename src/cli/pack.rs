@@ -53,10 +53,10 @@ pub struct Args {
     /// Tokens of a calibration window
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
-    /// Calibration tokens to fit on [default: 14848, with two streams 49152, or what the text holds]
+    /// Calibration tokens to fit on [default: the recipe's: 14848 for nvg, 49152 for nvg2, 196608 for fast and best; or what the text holds]
     #[arg(long, value_name = "N")]
     fit_tokens: Option<usize>,
-    /// Calibration tokens to judge by, the last windows [default: 3072, with two streams 16384, or the same share of the text]
+    /// Calibration tokens to judge by, the last windows [default: the recipe's: 3072 for nvg, 16384 for nvg2, 49152 for fast and best; or the same share of the text]
     #[arg(long, value_name = "N")]
     heldout_tokens: Option<usize>,
     #[command(flatten)]
@@ -79,7 +79,10 @@ enum RecipeArg {
     Nvg,
     /// The same beside the original model: each layer is fitted to undo what the packed ones before it changed
     Nvg2,
-    /// nvg2, then gradients: scales and signs of each block, and scales of the whole model (host or CUDA)
+    /// nvg2 from four times the text, half of the model's own part of it continuing the given one: the best without gradients
+    Fast,
+    /// fast, then gradients: scales and signs of each block, then of the whole model, on still more text (CUDA; hours on
+    /// a host)
     Best,
     /// Data-free baseline
     DualSvid,
@@ -98,17 +101,11 @@ enum Precision {
 }
 
 fn encoder(args: &Args, checkpoint: &Checkpoint, recipe: &Recipe, plan: &Plan) -> Result<Encoder> {
-    let config = checkpoint.config();
-    let assignments = plan.resolve(config.layers).into_diagnostic()?;
-    // The host has the reference, which asks for no room beforehand.
     let device = args.device.open_for(|device| -> Result<(), PackError> {
-        if matches!(device, Device::Host) {
-            return Ok(());
-        }
         if recipe.tunes() {
             Tuner::takes(device)?;
         }
-        Ok(check_fits(device, recipe, config, &assignments)?)
+        check_room(device, checkpoint, recipe, plan)
     })?;
     match (device, args.precision) {
         (Device::Host, None | Some(Precision::F64)) => Ok(Encoder::Reference),
@@ -123,10 +120,26 @@ fn encoder(args: &Args, checkpoint: &Checkpoint, recipe: &Recipe, plan: &Plan) -
     }
 }
 
+/// Whether a device has room for every tensor of a plan. The host has the reference, which asks for none beforehand.
+fn check_room(
+    device: &Device,
+    checkpoint: &Checkpoint,
+    recipe: &Recipe,
+    plan: &Plan,
+) -> Result<(), PackError> {
+    let config = checkpoint.config();
+    let assignments = plan.resolve(config.layers)?;
+    match device {
+        Device::Host => Ok(()),
+        device => Ok(check_fits(device, recipe, config, &assignments)?),
+    }
+}
+
 fn recipe(args: &Args) -> Result<Recipe> {
     let mut recipe = Recipe::of(match args.recipe {
         RecipeArg::Nvg => RecipeName::Nvg,
         RecipeArg::Nvg2 => RecipeName::Nvg2,
+        RecipeArg::Fast => RecipeName::Fast,
         RecipeArg::Best => RecipeName::Best,
         RecipeArg::DualSvid => RecipeName::DualSvid,
     });
@@ -150,14 +163,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let texts = args.sources.read(&recipe)?;
     let encoder = encoder(&args, &checkpoint, &recipe, &plan)?;
     let progress = PackProgress::new(std::io::stderr().is_terminal());
-    let (plan, encoder) = match args.allocate {
+    let plan = match args.allocate {
         Some(Allocate::Measured) => {
             let plan = allocated(&args, &checkpoint, (plan, encoder.clone(), texts.clone()), &progress)?;
             // A tensor may have got more than there is room for.
-            let encoder = self::encoder(&args, &checkpoint, &recipe, &plan)?;
-            (plan, encoder)
+            check_room(encoder.device(), &checkpoint, &recipe, &plan).into_diagnostic()?;
+            plan
         }
-        None => (plan, encoder),
+        None => plan,
     };
     let params = PackParams {
         output: args.output.clone(),

@@ -21,8 +21,8 @@ pub struct SourceArgs {
     /// Temperature at which it writes; 1 is its own distribution
     #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     temperature: f32,
-    /// Share of its texts that go on from a piece of the given text, between 0 and 1 [default: the recipe's: 0.5 for best,
-    /// 0 for others]
+    /// Share of its texts that go on from a piece of the given text, between 0 and 1 [default: the recipe's: 0.5 for fast
+    /// and best, 0 for others]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     continued: Option<f64>,
 }

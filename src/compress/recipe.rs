@@ -74,7 +74,9 @@ pub enum RecipeName {
     Nvg,
     /// The same, fitted to where the original model's stream would go, each layer calibrated through those packed before it.
     Nvg2,
-    /// `nvg2`, then everything that gradients do for it.
+    /// `nvg2` from more text: the best without gradients.
+    Fast,
+    /// `fast`, then everything that gradients do for it.
     Best,
     /// The data-free baseline: latents, signs and magnitudes of the weight alone, two paths.
     DualSvid,
@@ -109,13 +111,17 @@ impl Recipe {
         Self { name: RecipeName::Nvg2, blend: 0.5, order: BlockOrder::InBlock, ..Self::nvg() }
     }
 
+    pub fn fast() -> Self {
+        Self { name: RecipeName::Fast, ..Self::nvg2() }
+    }
+
     pub fn best() -> Self {
         Self {
             name: RecipeName::Best,
             reconstruct: Tuning::reconstruction(),
             distill: Tuning::distillation(),
             more: 10.0 / 3.0,
-            ..Self::nvg2()
+            ..Self::fast()
         }
     }
 
@@ -133,6 +139,7 @@ impl Recipe {
         match name {
             RecipeName::Nvg => Self::nvg(),
             RecipeName::Nvg2 => Self::nvg2(),
+            RecipeName::Fast => Self::fast(),
             RecipeName::Best => Self::best(),
             RecipeName::DualSvid => Self::dual_svid(),
         }
@@ -165,14 +172,14 @@ impl Recipe {
             // Cross-moments need more of them; a quarter is held out.
             RecipeName::Nvg2 => Tokens { fit: 49_152, heldout: 16_384 },
             // Signs that move need many more.
-            RecipeName::Best => Tokens { fit: 196_608, heldout: 49_152 },
+            RecipeName::Fast | RecipeName::Best => Tokens { fit: 196_608, heldout: 49_152 },
         }
     }
 
     /// The share of what the model writes itself that goes on from a given text.
     pub fn continued(&self) -> f64 {
         match self.name {
-            RecipeName::Best => 0.5,
+            RecipeName::Fast | RecipeName::Best => 0.5,
             _ => 0.0,
         }
     }
@@ -247,6 +254,7 @@ impl std::fmt::Display for RecipeName {
         f.write_str(match self {
             Self::Nvg => "nvg",
             Self::Nvg2 => "nvg2",
+            Self::Fast => "fast",
             Self::Best => "best",
             Self::DualSvid => "dual-svid",
         })
