@@ -2,9 +2,9 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::kl_base::{KlBase, KlBaseError, Prediction};
-use super::predictor::{LOGIT_ROWS, Predictor};
+use super::predictor::Predictor;
 use crate::device::Device;
-use crate::model::on_device::ForwardError;
+use crate::model::on_device::{ForwardError, LOGIT_ROWS};
 use crate::model::text::Windows;
 use crate::model::{Decoder, DecoderError};
 use crate::ops::log_softmax::{argmax, divergence, log_probability};

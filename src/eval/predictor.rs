@@ -6,10 +6,6 @@ use crate::model::on_device::{DeviceForward, ForwardError};
 use crate::model::text::Windows;
 use crate::model::{Decoder, NoCapture, Run};
 
-/// Positions whose logits are alive at once: 25 MB for a vocabulary of 49,152. Allocators give larger pieces back to the
-/// system at once, and mapping them anew costs more than what they are for.
-pub const LOGIT_ROWS: usize = 128;
-
 /// A model and a text, window by window, on the host or on a device.
 pub enum Predictor<'a> {
     Host {
@@ -45,7 +41,7 @@ impl<'a> Predictor<'a> {
         Ok(())
     }
 
-    /// Logits after some positions of the window, at most [`LOGIT_ROWS`].
+    /// Logits after some positions of the window, at most [`LOGIT_ROWS`](crate::model::on_device::LOGIT_ROWS).
     pub fn logits(&mut self, part: Range<usize>) -> Result<Vec<f32>, EvalError> {
         match self {
             Self::Host { decoder, hidden } => Ok(rows(hidden, decoder, part)),

@@ -11,8 +11,9 @@ use crate::ops::scale::{Scale, scale};
 /// Rows of the residual stream that go through a block at once.
 const BATCH_ROWS: usize = 8192;
 
-/// Rows of logits that are there at once.
-pub const LOGIT_ROWS: usize = 512;
+/// Positions whose logits are there at once, on a host too: 25 MB for a vocabulary of 49,152. Allocators give larger
+/// pieces back to the system at once, and mapping them anew costs more than what they are for.
+pub const LOGIT_ROWS: usize = 128;
 
 /// A decoder on a device for whole windows of a text: the stream of all of them stays there and blocks pass by, so that
 /// a model needs room for one block, its head and the text, and no more.
@@ -79,7 +80,7 @@ impl DeviceForward {
         config: &Config,
         (window, windows): (usize, usize),
     ) -> Result<(Places, usize), ForwardError> {
-        check(config, window)?;
+        check(config)?;
         if window > config.max_positions {
             return Err(DecoderError::TooLong { needed: window, most: config.max_positions }.into());
         }
@@ -113,7 +114,7 @@ impl DeviceForward {
         let config = decoder.config();
         let (places, numbers) = Self::place(device, config, (window, tokens.len() / window))?;
         let mut arena = Arena::new(device, numbers)?;
-        let Places { room, stream, norm, normed, head, logits, factors } = places;
+        let Places { mut room, stream, norm, normed, head, logits, factors } = places;
         write_linear(&mut arena, &decoder.head, head, &factors);
         arena.write(norm, &decoder.norm);
         arena.write(stream.at, &decoder.embed(tokens)?);
