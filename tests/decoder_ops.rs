@@ -13,6 +13,7 @@ use lapidary::ops::attention::{Heads, Mask};
 use lapidary::ops::attention_batch::{Attention, CachedAttention, attention_batch, attention_cached};
 use lapidary::ops::draw::{Draw, draw, draw_batch, draw_tolerance};
 use lapidary::ops::gated::{Activation, Gated, gated_batch};
+use lapidary::ops::log_softmax::{LOG_PROBABILITY_TOLERANCE, LogProbability, log_probability_batch};
 use lapidary::ops::non_finite::{NonFinite, non_finite};
 use lapidary::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use lapidary::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
@@ -291,6 +292,29 @@ fn likely_tokens_are_drawn_as_on_the_host() {
         sheet.arena.write(logits.at + 2999, &[7f32.ln()]);
         let greedy = [[0.0, 0.9]; 2];
         assert_eq!(drawn(sheet, two, &greedy), [place(1); 2], "the first of equals");
+    });
+}
+
+#[test]
+fn log_probabilities_follow_their_formula() {
+    on_every_device(|sheet| {
+        for (rows, cols) in [(3, 1), (9, 333), (2, 100_003)] {
+            let numbers: Vec<f32> = sheet.numbers(rows * cols).iter().map(|z| 30.0 + 9.0 * z).collect();
+            let logits = sheet.given(rows, cols, &numbers);
+            let target = |row: usize| (row * 7919 + 5) % cols;
+            let targets: Vec<f32> = (0..rows).map(|row| target(row) as f32).collect();
+            let (targets, out) = (sheet.given(1, rows, &targets).at, sheet.blank(1, rows));
+            log_probability_batch(&mut sheet.arena, &[LogProbability { logits, targets, out: out.at }]);
+            for (row, (z, found)) in numbers.chunks(cols).zip(sheet.read(out)).enumerate() {
+                let sum: f64 = z.iter().map(|z| (f64::from(*z) - 39.0).exp()).sum();
+                let exact = f64::from(z[target(row)]) - 39.0 - sum.ln();
+                let apart = (f64::from(found) - exact).abs();
+                assert!(apart <= LOG_PROBABILITY_TOLERANCE, "{cols} logits: {found}, {exact}");
+            }
+            sheet.arena.write(logits.at, &[f32::NAN]);
+            log_probability_batch(&mut sheet.arena, &[LogProbability { logits, targets, out: out.at }]);
+            assert!(sheet.read(out)[0].is_nan(), "what is not finite shows");
+        }
     });
 }
 

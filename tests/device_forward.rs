@@ -258,7 +258,8 @@ fn scores_of_a_text_are_the_hosts() {
         let original = Some(Original::Loaded(&original));
         let scores = evaluate_on(device, &packed, original, &windows, &|_| ()).unwrap();
         let divergence = scores.divergence.unwrap();
-        [scores.perplexity, divergence.mean_kl, divergence.original_perplexity]
+        let alone = evaluate_on(device, &packed, None, &windows, &|_| ()).unwrap();
+        [scores.perplexity, divergence.mean_kl, divergence.original_perplexity, alone.perplexity]
     };
     let expected = score(&Device::Host);
     for device in common::devices().into_iter().filter(|device| !matches!(device, Device::Host)) {

@@ -1,10 +1,13 @@
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use super::perplexity::EvalError;
 use crate::device::Device;
 use crate::model::on_device::{DeviceForward, ForwardError};
 use crate::model::text::Windows;
 use crate::model::{Decoder, NoCapture, Run};
+use crate::ops::log_softmax::log_probability;
 
 /// A model and a text, window by window, on the host or on a device.
 pub enum Predictor<'a> {
@@ -48,6 +51,21 @@ impl<'a> Predictor<'a> {
             Self::Device { forward, start } => {
                 let logits = forward.logits(*start + part.start, part.len());
                 logits.map_err(|error| ForwardError::from(error).into())
+            }
+        }
+    }
+
+    /// Log-probabilities of the tokens `next` that came behind the positions from `first` on, in nats; as many as logits.
+    pub fn log_probabilities(&mut self, first: usize, next: &[u32]) -> Result<Vec<f64>, EvalError> {
+        match self {
+            Self::Host { decoder, hidden } => {
+                let logits = rows(hidden, decoder, first..first + next.len());
+                let rows = logits.par_chunks_exact(decoder.config().vocab);
+                Ok(rows.zip(next).map(|(row, next)| log_probability(row, *next as usize)).collect())
+            }
+            Self::Device { forward, start } => {
+                let found = forward.log_probabilities(*start + first, next).map_err(ForwardError::from)?;
+                Ok(found.into_iter().map(f64::from).collect())
             }
         }
     }

@@ -109,19 +109,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(float* arena, co
         }
 }
 
-// The largest over a workgroup, in every thread; `parts` has room for 32 numbers. Two barriers.
-__device__ __forceinline__ float group_max(float value, float* parts) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = parts[threadIdx.x % (THREADS / 32)];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-    return value;
-}
-
 // A workgroup takes one head of the one query of a sequence: scores a thread a key, THREADS keys at a time, then values a
 // warp a share of the keys.
 // words: q keys values o positions room heads kv_heads head_dim scale reach

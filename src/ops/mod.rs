@@ -148,6 +148,7 @@ pub fn programs() -> Vec<&'static crate::device::arena::Program> {
         &gather::GATHER,
         &gauge_rows::GAUGE_ROWS,
         &gemm::GEMM,
+        &log_softmax::LOG_PROBABILITY,
         &non_finite::NON_FINITE,
         &pair_solve::PAIR_SOLVE,
         &polar_batch::POLAR_SCALE,
