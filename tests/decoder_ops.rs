@@ -5,15 +5,19 @@ mod common;
 #[path = "common/sheet.rs"]
 mod sheet;
 
+use std::f64::consts::PI;
+use std::ops::Range;
+
 use lapidary::device::arena::View;
-use lapidary::ops::attention::Heads;
+use lapidary::ops::attention::{Heads, Mask};
 use lapidary::ops::attention_batch::{Attention, CachedAttention, attention_batch, attention_cached};
 use lapidary::ops::draw::{Draw, draw, draw_batch, draw_tolerance};
+use lapidary::ops::gated::{Activation, Gated, gated_batch};
+use lapidary::ops::log_softmax::{LOG_PROBABILITY_TOLERANCE, LogProbability, log_probability_batch};
 use lapidary::ops::non_finite::{NonFinite, non_finite};
 use lapidary::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use lapidary::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
 use lapidary::ops::scatter::{Scatter, scatter};
-use lapidary::ops::swiglu::{Swiglu, swiglu_batch};
 use sheet::{Sheet, assert_close};
 
 /// Relative to numbers of order one: sums of a few hundred f32 products.
@@ -21,6 +25,9 @@ const TOLERANCE: f64 = 4e-6;
 
 /// The same for attention: scores of up to sqrt(128), in an exponential.
 const ATTENTION_TOLERANCE: f64 = 2e-5;
+
+/// The same for GELU: the error of its exponent, at most 40 before the factor saturates.
+const GELU_TOLERANCE: f64 = 2e-5;
 
 /// Runs a body once a device.
 fn on_every_device(body: impl Fn(&mut Sheet)) {
@@ -92,17 +99,45 @@ fn gates_are_closed_and_opened() {
     on_every_device(|sheet| {
         let (rows, cols) = (37, 131);
         let gates: Vec<f32> = (0..rows * cols).map(|k| (k as f32 - 2400.0) * 0.05).collect();
-        let (gate, (up, factors)) = (sheet.given(rows, cols, &gates), sheet.spaced(rows, cols));
-        swiglu_batch(&mut sheet.arena, &[Swiglu { gate, up }]);
-        let expected: Vec<f64> = (gates.iter().zip(&factors))
-            .map(|(g, u)| f64::from(*g) / (1.0 + (-f64::from(*g)).exp()) * f64::from(*u))
-            .collect();
-        assert_close("gate", &sheet.read(gate), &expected, TOLERANCE);
+        for (activation, tolerance) in [(Activation::Silu, TOLERANCE), (Activation::GeluTanh, GELU_TOLERANCE)]
+        {
+            let (gate, (up, factors)) = (sheet.given(rows, cols, &gates), sheet.spaced(rows, cols));
+            gated_batch(&mut sheet.arena, activation, &[Gated { gate, up }]);
+            let expected: Vec<f64> =
+                gates.iter().zip(&factors).map(|(g, u)| activate(activation, *g) * f64::from(*u)).collect();
+            assert_close(&format!("{activation:?}"), &sheet.read(gate), &expected, tolerance);
+        }
     });
 }
 
-/// Attention of one query over the first `seen` keys.
-fn attend(heads: Heads, q: &[f32], k: &[f32], v: &[f32], seen: usize) -> Vec<f64> {
+fn activate(activation: Activation, g: f32) -> f64 {
+    let g = f64::from(g);
+    match activation {
+        Activation::Silu => g / (1.0 + (-g).exp()),
+        Activation::GeluTanh => 0.5 * g * (1.0 + ((2.0 / PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh()),
+    }
+}
+
+const MASKS: [Mask; 5] = [
+    Mask::Causal,
+    Mask::Sliding { window: 1 },
+    Mask::Sliding { window: 20 },
+    Mask::Sliding { window: 65 },
+    Mask::Sliding { window: 5000 },
+];
+
+/// Positions that a query at this one sees.
+fn shown(mask: Mask, position: usize) -> Range<usize> {
+    match mask {
+        Mask::Causal => 0..position + 1,
+        Mask::Sliding { window } => (position + 1).saturating_sub(window)..position + 1,
+    }
+}
+
+/// Attention of one query over these keys.
+fn attend(heads: Heads, q: &[f32], k: &[f32], v: &[f32], seen: Range<usize>) -> Vec<f64> {
+    let (k, v) = (&k[seen.start * heads.kv_width()..], &v[seen.start * heads.kv_width()..]);
+    let seen = seen.len();
     let (dim, width) = (heads.head_dim, heads.kv_width());
     let mut out = Vec::new();
     for head in 0..heads.heads {
@@ -125,10 +160,11 @@ fn attend(heads: Heads, q: &[f32], k: &[f32], v: &[f32], seen: usize) -> Vec<f64
 
 #[test]
 fn windows_attend_to_what_came_before() {
-    let groups: [(Heads, &[(usize, usize)]); 4] = [
+    let groups: [(Heads, &[(usize, usize)]); 5] = [
         (Heads { heads: 4, kv_heads: 2, head_dim: 8 }, &[(1, 1), (33, 33), (5, 77), (70, 150)]),
         (Heads { heads: 3, kv_heads: 1, head_dim: 64 }, &[(130, 130), (9, 9)]),
         (Heads { heads: 2, kv_heads: 2, head_dim: 126 }, &[(40, 65)]),
+        (Heads { heads: 4, kv_heads: 1, head_dim: 250 }, &[(40, 65), (67, 67)]),
         (Heads { heads: 1, kv_heads: 1, head_dim: 16 }, &[(2048, 2048)]),
     ];
     on_every_device(|sheet| {
@@ -147,13 +183,18 @@ fn windows_attend_to_what_came_before() {
                 items.push((Attention { q, k, v, out }, [x, y, z]));
             }
             let windows: Vec<Attention> = items.iter().map(|item| item.0).collect();
-            attention_batch(&mut sheet.arena, heads, &windows);
-            for (Attention { q, k, out, .. }, [x, y, z]) in &items {
-                let expected: Vec<f64> = (x.chunks(heads.width()).enumerate())
-                    .flat_map(|(t, x)| attend(heads, x, y, z, k.rows - q.rows + t + 1))
-                    .collect();
-                let what = format!("{} of {} keys, {heads:?}", q.rows, k.rows);
-                assert_close(&what, &sheet.read(*out), &expected, ATTENTION_TOLERANCE);
+            for mask in MASKS {
+                for Attention { out, .. } in &windows {
+                    sheet.arena.write(out.at, &vec![f32::NAN; out.len()]);
+                }
+                attention_batch(&mut sheet.arena, heads, mask, &windows);
+                for (Attention { q, k, out, .. }, [x, y, z]) in &items {
+                    let expected: Vec<f64> = (x.chunks(heads.width()).enumerate())
+                        .flat_map(|(t, x)| attend(heads, x, y, z, shown(mask, k.rows - q.rows + t)))
+                        .collect();
+                    let what = format!("{} of {} keys, {heads:?}, {mask:?}", q.rows, k.rows);
+                    assert_close(&what, &sheet.read(*out), &expected, ATTENTION_TOLERANCE);
+                }
             }
         }
     });
@@ -165,6 +206,7 @@ fn sequences_attend_to_their_own_cache() {
         for (heads, room) in [
             (Heads { heads: 6, kv_heads: 2, head_dim: 8 }, 700),
             (Heads { heads: 2, kv_heads: 1, head_dim: 100 }, 300),
+            (Heads { heads: 3, kv_heads: 1, head_dim: 256 }, 270),
         ] {
             let positions = [0, 7, room - 1, 64, 255];
             let count = positions.len();
@@ -172,14 +214,19 @@ fn sequences_attend_to_their_own_cache() {
             let (keys, y) = sheet.random(count * room, heads.kv_width());
             let (values, z) = sheet.random(count * room, heads.kv_width());
             let listed = sheet.given(1, count, &positions.map(|p| p as f32));
-            let out = sheet.blank(count, heads.width());
-            let item = CachedAttention { q, keys, values, positions: listed.at, out };
-            attention_cached(&mut sheet.arena, heads, &[item]);
-            let cache = room * heads.kv_width();
-            let expected: Vec<f64> = (x.chunks(heads.width()).enumerate())
-                .flat_map(|(s, x)| attend(heads, x, &y[s * cache..], &z[s * cache..], positions[s] + 1))
-                .collect();
-            assert_close("cached", &sheet.read(out), &expected, ATTENTION_TOLERANCE);
+            for mask in MASKS {
+                let out = sheet.blank(count, heads.width());
+                let item = CachedAttention { q, keys, values, positions: listed.at, out };
+                attention_cached(&mut sheet.arena, heads, mask, &[item]);
+                let cache = room * heads.kv_width();
+                let expected: Vec<f64> = (x.chunks(heads.width()).enumerate())
+                    .flat_map(|(s, x)| {
+                        attend(heads, x, &y[s * cache..], &z[s * cache..], shown(mask, positions[s]))
+                    })
+                    .collect();
+                let what = format!("cached, {heads:?}, {mask:?}");
+                assert_close(&what, &sheet.read(out), &expected, ATTENTION_TOLERANCE);
+            }
         }
     });
 }
@@ -245,6 +292,29 @@ fn likely_tokens_are_drawn_as_on_the_host() {
         sheet.arena.write(logits.at + 2999, &[7f32.ln()]);
         let greedy = [[0.0, 0.9]; 2];
         assert_eq!(drawn(sheet, two, &greedy), [place(1); 2], "the first of equals");
+    });
+}
+
+#[test]
+fn log_probabilities_follow_their_formula() {
+    on_every_device(|sheet| {
+        for (rows, cols) in [(3, 1), (9, 333), (2, 100_003)] {
+            let numbers: Vec<f32> = sheet.numbers(rows * cols).iter().map(|z| 30.0 + 9.0 * z).collect();
+            let logits = sheet.given(rows, cols, &numbers);
+            let target = |row: usize| (row * 7919 + 5) % cols;
+            let targets: Vec<f32> = (0..rows).map(|row| target(row) as f32).collect();
+            let (targets, out) = (sheet.given(1, rows, &targets).at, sheet.blank(1, rows));
+            log_probability_batch(&mut sheet.arena, &[LogProbability { logits, targets, out: out.at }]);
+            for (row, (z, found)) in numbers.chunks(cols).zip(sheet.read(out)).enumerate() {
+                let sum: f64 = z.iter().map(|z| (f64::from(*z) - 39.0).exp()).sum();
+                let exact = f64::from(z[target(row)]) - 39.0 - sum.ln();
+                let apart = (f64::from(found) - exact).abs();
+                assert!(apart <= LOG_PROBABILITY_TOLERANCE, "{cols} logits: {found}, {exact}");
+            }
+            sheet.arena.write(logits.at, &[f32::NAN]);
+            log_probability_batch(&mut sheet.arena, &[LogProbability { logits, targets, out: out.at }]);
+            assert!(sheet.read(out)[0].is_nan(), "what is not finite shows");
+        }
     });
 }
 

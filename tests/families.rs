@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use fixtures::{GgufFile, GgufTensor, Meta};
 use lapidary::device::Bytes;
+use lapidary::model::on_device::{DecodeParams, DeviceDecoder, DeviceForward};
 use lapidary::model::{
     Cache, Checkpoint, Config, Decoder, Family, LinearName, NoCapture, RowOrder, Run, Tensor,
 };
@@ -99,6 +100,26 @@ fn logits_are_those_of_the_reference() {
         let decoder = Decoder::load(&checkpoint).unwrap();
         for (what, found) in ["window", "cache"].iter().zip(logits(&decoder, &tokens)) {
             assert_close(&format!("{name}, {what}"), &found, &expected);
+        }
+    }
+}
+
+#[test]
+fn logits_on_devices_are_those_of_the_reference() {
+    for (name, _) in FIXTURES {
+        let Expected { tokens, logits: expected } = expected(name);
+        let decoder = Decoder::load(&checkpoint(name, &[])).unwrap();
+        for device in common::devices() {
+            let what = format!("{name} on {}", device.name());
+            let mut window = DeviceForward::run(&device, &decoder, &tokens, tokens.len()).unwrap();
+            let found = window.logits(0, tokens.len()).unwrap();
+            assert_close(&format!("{what}, window"), &found, &expected);
+            let params = DecodeParams { sequences: 1, positions: tokens.len() };
+            let mut cached = DeviceDecoder::new(&device, &decoder, params).unwrap();
+            let found: Vec<f32> = (tokens.iter().enumerate())
+                .flat_map(|(position, token)| cached.step(&[*token], &[position]).unwrap())
+                .collect();
+            assert_close(&format!("{what}, cache"), &found, &expected);
         }
     }
 }

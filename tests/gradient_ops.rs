@@ -13,7 +13,8 @@ use lapidary::ops::attention_backward::{
 };
 use lapidary::ops::divergence::{Divergence, divergence};
 use lapidary::ops::factor_gradient::{FactorGradient, factor_gradient};
-use lapidary::ops::gated_backward::{Activation, KeptGate, gated_backward, gated_kept};
+use lapidary::ops::gated::Activation;
+use lapidary::ops::gated_backward::{KeptGate, gated_backward, gated_kept};
 use lapidary::ops::gemm::{Gemm, gemm};
 use lapidary::ops::rms_norm_backward::{Added, RmsNormGradient, rms_norm_backward};
 use lapidary::ops::squared_error::{SquaredError, squared_error};

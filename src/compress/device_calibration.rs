@@ -209,10 +209,9 @@ impl DeviceCalibration {
     }
 
     fn load(&mut self, blocks: Blocks<'_>) {
-        let load = |lane: &Lane, arena: &mut Arena, block: &Block| lane.room.load(arena, block);
-        load(&self.packed, &mut self.arena, blocks.packed);
-        if let Some((lane, block)) = self.original.as_ref().zip(blocks.original) {
-            load(lane, &mut self.arena, block);
+        self.packed.room.load(&mut self.arena, blocks.packed);
+        if let Some((lane, block)) = self.original.as_mut().zip(blocks.original) {
+            lane.room.load(&mut self.arena, block);
         }
     }
 

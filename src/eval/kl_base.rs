@@ -8,9 +8,10 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::perplexity::EvalError;
-use super::predictor::{LOGIT_ROWS, Predictor};
+use super::predictor::Predictor;
 use crate::device::{Bytes, Device, write_durably};
 use crate::model::Decoder;
+use crate::model::on_device::LOGIT_ROWS;
 use crate::model::text::{Windows, hex};
 use crate::ops::coarse::Coarse;
 use crate::ops::log_softmax::log_probability;

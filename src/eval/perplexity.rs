@@ -2,9 +2,9 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::kl_base::{KlBase, KlBaseError, Prediction};
-use super::predictor::{LOGIT_ROWS, Predictor};
+use super::predictor::Predictor;
 use crate::device::Device;
-use crate::model::on_device::ForwardError;
+use crate::model::on_device::{ForwardError, LOGIT_ROWS};
 use crate::model::text::Windows;
 use crate::model::{Decoder, DecoderError};
 use crate::ops::log_softmax::{argmax, divergence, log_probability};
@@ -121,7 +121,7 @@ pub fn evaluate(
 }
 
 /// The same with the models on a device: blocks pass by the residual streams of all windows, which stay there with one
-/// block and the head; logits come back and are judged on the host.
+/// block and the head; log-probabilities come back, or logits to be compared with an original's on the host.
 pub fn evaluate_on(
     device: &Device,
     model: &Decoder,
@@ -155,13 +155,16 @@ pub fn evaluate_on(
         };
         for start in (0..tokens.len() - 1).step_by(LOGIT_ROWS) {
             let part = start..(start + LOGIT_ROWS).min(tokens.len() - 1);
-            let logits = model.logits(part.clone())?;
+            let next = &tokens[part.start + 1..=part.end];
             let reference = match (&mut beside, &stored) {
                 (Some(original), _) => Reference::Logits(original.logits(part.clone())?),
                 (None, Some(stored)) => Reference::Stored(&stored[part.clone()]),
-                (None, None) => Reference::None,
+                (None, None) => {
+                    tally.add_alone(&model.log_probabilities(part.start, next)?);
+                    continue;
+                }
             };
-            tally.add(&logits, &reference, &tokens[part.start + 1..=part.end]);
+            tally.add(&model.logits(part)?, &reference, next);
         }
         tally.end_window();
         scores = tally.scores(windows);
@@ -178,7 +181,6 @@ pub fn evaluate_on(
 
 /// What is known of the original at some positions.
 enum Reference<'a> {
-    None,
     Logits(Vec<f32>),
     Stored(&'a [Prediction]),
 }
@@ -205,8 +207,8 @@ struct Before {
     kl: usize,
 }
 
-/// One position: the model's log-probability of what came; the original's, the divergence, whether both agree.
-type Position = (f64, Option<(f64, f64, bool)>);
+/// One position: log-probabilities of what came, the model's and the original's, the divergence, whether both agree.
+type Position = (f64, f64, f64, bool);
 
 impl Tally {
     /// Adds some positions of a window.
@@ -214,36 +216,37 @@ impl Tally {
         let vocab = logits.len() / targets.len();
         let position = |(row, target): (usize, &u32)| -> Position {
             let (own, target) = (&logits[row * vocab..][..vocab], *target as usize);
-            let against = match reference {
-                Reference::None => None,
+            let likely = log_probability(own, target);
+            match reference {
                 Reference::Logits(original) => {
                     let original = &original[row * vocab..][..vocab];
                     let agree = argmax(own) == argmax(original);
-                    Some((log_probability(original, target), divergence(original, own), agree))
+                    (likely, log_probability(original, target), divergence(original, own), agree)
                 }
                 Reference::Stored(predictions) => {
                     let Prediction { coarse, next } = &predictions[row];
                     let agree = coarse.tokens.first() == Some(&(argmax(own) as u32));
-                    Some((f64::from(*next), coarse.divergence(own), agree))
+                    (likely, f64::from(*next), coarse.divergence(own), agree)
                 }
-            };
-            (log_probability(own, target), against)
+            }
         };
         self.kl_kind = match reference {
-            Reference::None => None,
             Reference::Logits(_) => Some(KlKind::Exact),
             Reference::Stored(_) => Some(KlKind::LowerBound),
         };
         let positions: Vec<Position> = targets.par_iter().enumerate().map(position).collect();
-        for (own, against) in positions {
-            self.nll -= own;
-            self.scored += 1;
-            if let Some((original, kl, agree)) = against {
-                self.original_nll -= original;
-                self.kl.push(kl);
-                self.agree += usize::from(agree);
-            }
+        for (own, original, kl, agree) in positions {
+            self.add_alone(&[own]);
+            self.original_nll -= original;
+            self.kl.push(kl);
+            self.agree += usize::from(agree);
         }
+    }
+
+    /// Adds positions of a model without an original: log-probabilities of what came.
+    fn add_alone(&mut self, log_probabilities: &[f64]) {
+        log_probabilities.iter().for_each(|own| self.nll -= own);
+        self.scored += log_probabilities.len();
     }
 
     fn end_window(&mut self) {

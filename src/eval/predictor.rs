@@ -1,14 +1,13 @@
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use super::perplexity::EvalError;
 use crate::device::Device;
 use crate::model::on_device::{DeviceForward, ForwardError};
 use crate::model::text::Windows;
 use crate::model::{Decoder, NoCapture, Run};
-
-/// Positions whose logits are alive at once: 25 MB for a vocabulary of 49,152. Allocators give larger pieces back to the
-/// system at once, and mapping them anew costs more than what they are for.
-pub const LOGIT_ROWS: usize = 128;
+use crate::ops::log_softmax::log_probability;
 
 /// A model and a text, window by window, on the host or on a device.
 pub enum Predictor<'a> {
@@ -45,13 +44,28 @@ impl<'a> Predictor<'a> {
         Ok(())
     }
 
-    /// Logits after some positions of the window, at most [`LOGIT_ROWS`].
+    /// Logits after some positions of the window, at most [`LOGIT_ROWS`](crate::model::on_device::LOGIT_ROWS).
     pub fn logits(&mut self, part: Range<usize>) -> Result<Vec<f32>, EvalError> {
         match self {
             Self::Host { decoder, hidden } => Ok(rows(hidden, decoder, part)),
             Self::Device { forward, start } => {
                 let logits = forward.logits(*start + part.start, part.len());
                 logits.map_err(|error| ForwardError::from(error).into())
+            }
+        }
+    }
+
+    /// Log-probabilities of the tokens `next` that came behind the positions from `first` on, in nats; as many as logits.
+    pub fn log_probabilities(&mut self, first: usize, next: &[u32]) -> Result<Vec<f64>, EvalError> {
+        match self {
+            Self::Host { decoder, hidden } => {
+                let logits = rows(hidden, decoder, first..first + next.len());
+                let rows = logits.par_chunks_exact(decoder.config().vocab);
+                Ok(rows.zip(next).map(|(row, next)| log_probability(row, *next as usize)).collect())
+            }
+            Self::Device { forward, start } => {
+                let found = forward.log_probabilities(*start + first, next).map_err(ForwardError::from)?;
+                Ok(found.into_iter().map(f64::from).collect())
             }
         }
     }

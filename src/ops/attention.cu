@@ -1,5 +1,6 @@
 // Causal grouped-query attention, o_t = sum over s of softmax_s(q_t k_s / sqrt(d)) v_s, with a running softmax: what was
-// summed so far is scaled down when a larger score comes. Rows of q, k, v and o lie one after another.
+// summed so far is scaled down when a larger score comes. Rows of q, k, v and o lie one after another. A query sees the
+// `reach` keys up to its own.
 
 constexpr u32 PITCH = TILE + 1, CHUNKS = WIDEST_HEAD / TILE, LANES = THREADS / TILE;
 constexpr float LOWEST = -3.0e38f;
@@ -17,7 +18,7 @@ __device__ __forceinline__ void load(float (*tile)[PITCH], const float* x, u32 w
 
 // A workgroup takes TILE queries of one head; the queries are the last of the keys' positions. Scores and outputs of a
 // thread: queries y and y + 16, keys or columns x and x + 16 of each tile; softmax: eight lanes a query.
-// words: q k v o queries keys heads kv_heads head_dim scale
+// words: q k v o queries keys heads kv_heads head_dim scale reach
 extern "C" __global__ void __launch_bounds__(THREADS) attention(float* arena, const u32* table) {
     __shared__ float left[TILE][PITCH], right[TILE][PITCH], weights[TILE][PITCH], factors[TILE];
     u32 group = group_index();
@@ -31,9 +32,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(float* arena, co
     const float* v = arena + item[2] + kv_head * dim;
     float scale = float_of(item[9]), largest = LOWEST, total = 0.0f, sum[CHUNKS][4] = {};
     u32 x = threadIdx.x % 16, y = threadIdx.x / 16, row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    // Keys that the first query of the tile sees, and its last.
-    u32 before = keys - queries + first, seen = keys - queries + min(first + TILE, queries);
-    for (u32 start = 0; start < seen; start += TILE) {
+    // Positions before the first query of the tile, keys up to its last, and the first that any of them sees.
+    u32 before = keys - queries + first, seen = keys - queries + min(first + TILE, queries), reach = item[10];
+    u32 oldest = before + 1 > reach ? before + 1 - reach : 0;
+    u32 own = before + row;
+    for (u32 start = oldest / TILE * TILE; start < seen; start += TILE) {
         float score[4] = {};
         for (u32 column = 0; column < dim; column += TILE) {
             __syncthreads();
@@ -57,12 +60,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(float* arena, co
         float top = largest, part = 0.0f;
 #pragma unroll
         for (u32 j = lane; j < TILE; j += LANES)
-            if (start + j <= before + row) top = fmaxf(top, weights[row][j]);
+            if (start + j <= own && own - (start + j) < reach) top = fmaxf(top, weights[row][j]);
 #pragma unroll
         for (u32 step = LANES / 2; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
 #pragma unroll
         for (u32 j = lane; j < TILE; j += LANES) {
-            float weight = start + j <= before + row ? expf(weights[row][j] - top) : 0.0f;
+            bool sees = start + j <= own && own - (start + j) < reach;
+            float weight = sees ? expf(weights[row][j] - top) : 0.0f;
             weights[row][j] = weight;
             part += weight;
         }
@@ -105,22 +109,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(float* arena, co
         }
 }
 
-// The largest over a workgroup, in every thread; `parts` has room for 32 numbers. Two barriers.
-__device__ __forceinline__ float group_max(float value, float* parts) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = parts[threadIdx.x % (THREADS / 32)];
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-    return value;
-}
-
 // A workgroup takes one head of the one query of a sequence: scores a thread a key, THREADS keys at a time, then values a
 // warp a share of the keys.
-// words: q keys values o positions room heads kv_heads head_dim scale
+// words: q keys values o positions room heads kv_heads head_dim scale reach
 extern "C" __global__ void __launch_bounds__(THREADS) attention_cached(float* arena, const u32* table) {
     constexpr u32 WARPS = THREADS / 32;
     __shared__ float query[WIDEST_HEAD], weights[THREADS], sums[WARPS][WIDEST_HEAD], parts[32];
@@ -132,12 +123,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_cached(float* ar
     size_t cache = (size_t)sequence * room * kv_width + head / (heads / kv_heads) * dim;
     const float* k = arena + item[1] + cache;
     const float* v = arena + item[2] + cache;
-    u32 out = (sequence * heads + head) * dim, seen = (u32)arena[item[4] + sequence] + 1;
+    u32 out = (sequence * heads + head) * dim, seen = (u32)arena[item[4] + sequence] + 1, reach = item[10];
     u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     if (thread < dim) query[thread] = arena[item[0] + out + thread] * float_of(item[9]);
     __syncthreads();
     float largest = LOWEST, total = 0.0f, sum[WIDEST_HEAD / 32] = {};
-    for (u32 start = 0; start < seen; start += THREADS) {
+    for (u32 start = seen > reach ? seen - reach : 0; start < seen; start += THREADS) {
         u32 key = start + thread;
         float score = LOWEST;
         if (key < seen) {

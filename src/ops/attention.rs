@@ -52,6 +52,14 @@ pub enum Mask {
 }
 
 impl Mask {
+    /// How many keys a query sees at most, of `keys`.
+    pub(super) fn reach(self, keys: usize) -> usize {
+        match self {
+            Self::Causal => keys,
+            Self::Sliding { window } => window.min(keys),
+        }
+    }
+
     /// The first key that a query sees which is the last of `seen`.
     fn first(self, seen: usize) -> usize {
         match self {

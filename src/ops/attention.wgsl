@@ -1,6 +1,6 @@
 // Causal grouped-query attention, o_t = sum over s of softmax_s(q_t k_s / sqrt(d)) v_s, with a running softmax: what was
-// summed so far is scaled down when a larger score comes. Rows of q, k, v and o lie one after another. 256 threads, at
-// most 14 KB of workgroup memory.
+// summed so far is scaled down when a larger score comes. Rows of q, k, v and o lie one after another. A query sees the
+// `reach` keys up to its own. 256 threads, at most 14 KB of workgroup memory.
 
 const PITCH = TILE + 1u;
 const CHUNKS = WIDEST_HEAD / TILE;
@@ -45,7 +45,7 @@ fn lanes_sum(thread: u32, lanes: u32, value: f32) -> f32 {
 
 // A workgroup takes TILE queries of one head; the queries are the last of the keys' positions. Scores and outputs of a
 // thread: queries y and y + 16, keys or columns x and x + 16 of each tile; softmax: eight lanes a query.
-// words: q_at k_at v_at o_at queries keys heads kv_heads head_dim scale
+// words: q_at k_at v_at o_at queries keys heads kv_heads head_dim scale reach
 @compute @workgroup_size(THREADS)
 fn attention(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: vec3u,
              @builtin(local_invocation_index) thread: u32) {
@@ -72,13 +72,16 @@ fn attention(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
     let lane = thread % LANES;
     let load_row = thread / TILE;
     let load_column = thread % TILE;
-    // Keys before the first query of the tile, and all that its last query sees.
+    // Positions before the first query of the tile, keys up to its last, and the first that any of them sees.
     let before = keys - queries + first;
     let seen = keys - queries + min(first + TILE, queries);
+    let reach = table[item + 10u];
+    let oldest = before + 1u - min(before + 1u, reach);
+    let own = before + row;
     var largest = LOWEST;
     var total = 0.0;
     var sum: array<vec4f, CHUNKS>;
-    for (var start = 0u; start < seen; start += TILE) {
+    for (var start = oldest / TILE * TILE; start < seen; start += TILE) {
         var score = vec4f();
         for (var column = 0u; column < dim; column += TILE) {
             workgroupBarrier();
@@ -100,13 +103,13 @@ fn attention(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
         workgroupBarrier();
         var top = largest;
         for (var j = lane; j < TILE; j += LANES) {
-            if start + j <= before + row { top = max(top, weights[row * PITCH + j]); }
+            if start + j <= own && own - (start + j) < reach { top = max(top, weights[row * PITCH + j]); }
         }
         top = lanes_max(thread, LANES, top);
         var part = 0.0;
         for (var j = lane; j < TILE; j += LANES) {
             var weight = 0.0;
-            if start + j <= before + row { weight = exp(weights[row * PITCH + j] - top); }
+            if start + j <= own && own - (start + j) < reach { weight = exp(weights[row * PITCH + j] - top); }
             weights[row * PITCH + j] = weight;
             part += weight;
         }
@@ -132,7 +135,7 @@ fn attention(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
         }
     }
     workgroupBarrier();
-    if lane == 0u { factors[row] = 1.0 / total; }
+    if lane == 0u { factors[row] = select(nan(), 1.0 / total, loops_turn()); }
     workgroupBarrier();
     let o = table[item + 3u] + head * dim;
     for (var chunk = 0u; chunk < CHUNKS; chunk++) {
@@ -145,8 +148,8 @@ fn attention(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: v
 }
 
 // A workgroup takes one head of the one query of a sequence: scores a thread a key, THREADS keys at a time, then values:
-// 32 threads a share of the keys. `left` holds the query; `right` first the weights, at the end the shares' sums.
-// words: q_at keys_at values_at o_at positions_at room heads kv_heads head_dim scale
+// 32 threads a share of the keys. `left` holds the query, `right` the weights.
+// words: q_at keys_at values_at o_at positions_at room heads kv_heads head_dim scale reach
 @compute @workgroup_size(THREADS)
 fn attention_cached(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: vec3u,
                     @builtin(local_invocation_index) thread: u32) {
@@ -171,7 +174,7 @@ fn attention_cached(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) gr
     var largest = LOWEST;
     var total = 0.0;
     var sum: array<f32, WIDEST_HEAD / 32u>;
-    for (var start = 0u; start < seen; start += THREADS) {
+    for (var start = seen - min(seen, table[item + 10u]); start < seen; start += THREADS) {
         let key = start + thread;
         var score = LOWEST;
         if key < seen {
@@ -197,12 +200,15 @@ fn attention_cached(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) gr
             sum[c] = mixed;
         }
     }
-    workgroupBarrier();
-    for (var c = 0u; c < WIDEST_HEAD / 32u; c++) { right[share * WIDEST_HEAD + lane + 32u * c] = sum[c]; }
-    workgroupBarrier();
-    if thread < dim {
-        var value = 0.0;
-        for (var s = 0u; s < THREADS / 32u; s++) { value += right[s * WIDEST_HEAD + thread]; }
-        arena[table[item + 3u] + out + thread] = value / total;
+    for (var c = 0u; c < WIDEST_HEAD / 32u; c++) {
+        workgroupBarrier();
+        parts[thread] = sum[c];
+        workgroupBarrier();
+        let column = lane + 32u * c;
+        if share == 0u && column < dim {
+            var value = 0.0;
+            for (var s = 0u; s < THREADS / 32u; s++) { value += parts[s * 32u + lane]; }
+            arena[table[item + 3u] + out + column] = value / total;
+        }
     }
 }

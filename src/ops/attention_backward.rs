@@ -124,7 +124,7 @@ impl KeptAttention {
             heads.heads,
             heads.kv_heads,
             heads.head_dim,
-            reach(mask, rows),
+            mask.reach(rows),
             scale,
             *log_sums,
         ]
@@ -155,13 +155,6 @@ fn program(programs: &'static [Program; 3], heads: Heads) -> &'static Program {
 }
 
 /// Keys that a query sees at most, its own included.
-fn reach(mask: Mask, rows: usize) -> usize {
-    match mask {
-        Mask::Causal => rows,
-        Mask::Sliding { window } => window.min(rows),
-    }
-}
-
 /// A tile of queries of one head: which rows, and the keys that any of them sees.
 #[derive(Clone, Copy)]
 struct Tile {
@@ -215,7 +208,7 @@ impl Tile {
 fn forward_on_host(memory: Memory, heads: Heads, mask: Mask, item: &KeptAttention) {
     let (dim, share) = (heads.head_dim, heads.heads / heads.kv_heads);
     (0..heads.heads).into_par_iter().for_each(|head| {
-        for tile in Tile::all(item.q.rows, reach(mask, item.q.rows)) {
+        for tile in Tile::all(item.q.rows, mask.reach(item.q.rows)) {
             let (q, k) = (tile.queries(item.q, head, dim), tile.seen(item.k, head / share, dim));
             // SAFETY: q, k and v are read only; this head's columns of the output and its sums are written here alone.
             unsafe {
@@ -251,7 +244,7 @@ fn backward_on_host(memory: Memory, heads: Heads, mask: Mask, item: &AttentionGr
                 matrix_mut(memory, columns(of)).fill(0.0);
             }
             for head in kv_head * share..(kv_head + 1) * share {
-                for tile in Tile::all(forward.q.rows, reach(mask, forward.q.rows)) {
+                for tile in Tile::all(forward.q.rows, mask.reach(forward.q.rows)) {
                     let [q, out, dout, dq] =
                         [forward.q, forward.out, dout, dq].map(|of| tile.queries(of, head, dim));
                     let [k, v, dk, dv] = [forward.k, forward.v, dk, dv].map(|of| tile.seen(of, kv_head, dim));

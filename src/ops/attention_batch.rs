@@ -4,19 +4,23 @@ use super::attention::{Heads, Mask, attention};
 use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
 
 /// The widest head that the kernels take; the host takes any.
-pub const WIDEST_HEAD: usize = 128;
+pub const WIDEST_HEAD: usize = 256;
 
 /// Queries of a tile; a tile of keys has as many.
 pub const TILE: usize = 32;
 
-pub(super) static ATTENTION: Program =
-    program!("attention", "attention", 256, [("TILE", TILE as u32), ("WIDEST_HEAD", WIDEST_HEAD as u32)]);
-pub(super) static ATTENTION_CACHED: Program = program!(
-    "attention",
-    "attention_cached",
-    256,
-    [("TILE", TILE as u32), ("WIDEST_HEAD", WIDEST_HEAD as u32)]
-);
+macro_rules! widths {
+    ($name:ident, $entry:literal) => {
+        /// For heads of at most 128 and 256 numbers.
+        pub(super) static $name: [Program; 2] = [
+            program!("attention", $entry, 256, [("TILE", TILE as u32), ("WIDEST_HEAD", 128)]),
+            program!("attention", $entry, 256, [("TILE", TILE as u32), ("WIDEST_HEAD", 256)]),
+        ];
+    };
+}
+
+widths!(ATTENTION, "attention");
+widths!(ATTENTION_CACHED, "attention_cached");
 
 /// One window of a batch: see [`attention`]. Rows of each matrix lie one after another.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +34,12 @@ pub struct Attention {
     pub out: View,
 }
 
-/// Causal attention of all windows of an arena: on a device, tiles of queries over tiles of keys with a running softmax
+/// Causal attention of all windows of an arena, over what `mask` shows: on a device, tiles of queries over tiles of keys with a running softmax
 /// (Dao et al. 2022, algorithm 1), so memory does not grow with the window.
 ///
 /// # Panics
 /// When shapes contradict each other, or heads are wider than [`WIDEST_HEAD`] on a device.
-pub fn attention_batch(arena: &mut Arena, heads: Heads, items: &[Attention]) {
+pub fn attention_batch(arena: &mut Arena, heads: Heads, mask: Mask, items: &[Attention]) {
     for Attention { q, k, v, out } in items {
         let widths = [q.cols, k.cols, v.cols, out.cols];
         assert_eq!(widths, [heads.width(), heads.kv_width(), heads.kv_width(), heads.width()], "{heads:?}");
@@ -43,18 +47,18 @@ pub fn attention_batch(arena: &mut Arena, heads: Heads, items: &[Attention]) {
         assert!(q.rows == out.rows && k.rows == v.rows && q.rows <= k.rows, "{} of {}", q.rows, k.rows);
     }
     if let Some(memory) = arena.memory() {
-        return items.par_iter().for_each(|item| on_host(memory, heads, item));
+        return items.par_iter().for_each(|item| on_host(memory, heads, mask, item));
     }
-    check_heads(heads);
     let Heads { heads: count, kv_heads, head_dim } = heads;
-    let mut table = Table::new(10);
+    let mut table = Table::new(11);
     for Attention { q, k, v, out } in items {
         let places = [q.at, k.at, v.at, out.at, q.rows, k.rows];
         let [a, b, c, d, queries, keys] = places;
-        let words = [a, b, c, d, queries, keys, count, kv_heads, head_dim, float_word(heads.scale())];
+        let (scale, reach) = (float_word(heads.scale()), mask.reach(k.rows));
+        let words = [a, b, c, d, queries, keys, count, kv_heads, head_dim, scale, reach];
         table.push(q.rows.div_ceil(TILE) * count, &words);
     }
-    arena.queue(&ATTENTION, table);
+    arena.queue(program(&ATTENTION, heads), table);
 }
 
 /// One new position of each of many sequences, over the keys and values that each has in a cache.
@@ -65,7 +69,8 @@ pub struct CachedAttention {
     /// N·room x kv_heads·d: sequence s has rows s·room, s·room + 1, ...
     pub keys: View,
     pub values: View,
-    /// Position of each query, stored as a number: it sees that many keys, and its own behind them.
+    /// Position of each query, stored as a number: it sees that many keys, or those of them that the mask shows, and its
+    /// own behind them.
     pub positions: usize,
     /// N x heads·d; overlaps nothing else.
     pub out: View,
@@ -75,7 +80,7 @@ pub struct CachedAttention {
 ///
 /// # Panics
 /// As [`attention_batch`].
-pub fn attention_cached(arena: &mut Arena, heads: Heads, items: &[CachedAttention]) {
+pub fn attention_cached(arena: &mut Arena, heads: Heads, mask: Mask, items: &[CachedAttention]) {
     for CachedAttention { q, keys, values, out, .. } in items {
         let widths = [q.cols, keys.cols, values.cols, out.cols];
         assert_eq!(widths, [heads.width(), heads.kv_width(), heads.kv_width(), heads.width()], "{heads:?}");
@@ -83,21 +88,23 @@ pub fn attention_cached(arena: &mut Arena, heads: Heads, items: &[CachedAttentio
         assert!(keys.rows == values.rows && keys.rows.is_multiple_of(q.rows), "room for each sequence");
     }
     if let Some(memory) = arena.memory() {
-        return items.par_iter().for_each(|item| cached_on_host(memory, heads, item));
+        return items.par_iter().for_each(|item| cached_on_host(memory, heads, mask, item));
     }
-    check_heads(heads);
     let Heads { heads: count, kv_heads, head_dim } = heads;
-    let mut table = Table::new(10);
+    let mut table = Table::new(11);
     for CachedAttention { q, keys, values, positions, out } in items {
         let (room, scale) = (keys.rows / q.rows, float_word(heads.scale()));
-        let words = [q.at, keys.at, values.at, out.at, *positions, room, count, kv_heads, head_dim, scale];
+        let (places, reach) = ([q.at, keys.at, values.at, out.at, *positions], mask.reach(room));
+        let [a, b, c, d, at] = places;
+        let words = [a, b, c, d, at, room, count, kv_heads, head_dim, scale, reach];
         table.push(q.rows * count, &words);
     }
-    arena.queue(&ATTENTION_CACHED, table);
+    arena.queue(program(&ATTENTION_CACHED, heads), table);
 }
 
-fn check_heads(heads: Heads) {
+fn program(programs: &'static [Program; 2], heads: Heads) -> &'static Program {
     assert!(heads.head_dim <= WIDEST_HEAD, "a head of {} numbers, at most {WIDEST_HEAD}", heads.head_dim);
+    &programs[usize::from(heads.head_dim > 128)]
 }
 
 /// All of a view whose rows lie one after another.
@@ -109,22 +116,15 @@ unsafe fn whole<'a>(memory: Memory, view: View) -> &'a [f32] {
     unsafe { memory.row(View::vector(view.at, view.len()), 0) }
 }
 
-fn on_host(memory: Memory, heads: Heads, item: &Attention) {
+fn on_host(memory: Memory, heads: Heads, mask: Mask, item: &Attention) {
     // SAFETY: q, k and v are read only; the result is written by this item alone.
     unsafe {
         let out = memory.row_mut(View::vector(item.out.at, item.out.len()), 0);
-        attention(
-            heads,
-            Mask::Causal,
-            whole(memory, item.q),
-            whole(memory, item.k),
-            whole(memory, item.v),
-            out,
-        );
+        attention(heads, mask, whole(memory, item.q), whole(memory, item.k), whole(memory, item.v), out);
     }
 }
 
-fn cached_on_host(memory: Memory, heads: Heads, item: &CachedAttention) {
+fn cached_on_host(memory: Memory, heads: Heads, mask: Mask, item: &CachedAttention) {
     let room = item.keys.rows / item.q.rows;
     (0..item.q.rows).into_par_iter().for_each(|sequence| {
         // SAFETY: positions, queries and caches are read only; row `sequence` of the result is written here alone.
@@ -135,7 +135,7 @@ fn cached_on_host(memory: Memory, heads: Heads, item: &CachedAttention) {
                 whole(memory, rows)
             };
             let (q, out) = (memory.row(item.q, sequence), memory.row_mut(item.out, sequence));
-            attention(heads, Mask::Causal, q, seen(item.keys), seen(item.values), out);
+            attention(heads, mask, q, seen(item.keys), seen(item.values), out);
         }
     });
 }

@@ -1,7 +1,7 @@
 use rayon::prelude::*;
 
 use super::exp::exp;
-use super::geglu::{CUBIC, LINEAR};
+use super::gated::Activation;
 use super::scale::ENTRIES;
 use crate::device::arena::{Arena, Memory, Program, Table, View};
 
@@ -10,15 +10,6 @@ pub(super) static GATED_KEPT: Program =
 pub(super) static GATED_BACKWARD: Program =
     cuda_program!("gated_backward", "gated_backward", 256, [("ENTRIES", ENTRIES as u32)]);
 
-/// What a gate goes through: `g·σ(a(g))` with σ(z) = 1/(1 + e^-z).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `a(g) = g`; see [`swiglu`](super::swiglu::swiglu).
-    Silu,
-    /// `a(g) = 2·sqrt(2/π)·(g + 0.044715·g³)`; see [`geglu`](super::geglu::geglu).
-    GeluTanh,
-}
-
 /// One gated activation of three matrices of one shape, none of which overlaps another.
 #[derive(Clone, Copy, Debug)]
 pub struct KeptGate {
@@ -26,16 +17,6 @@ pub struct KeptGate {
     pub up: View,
     /// The result, and backward its gradient.
     pub out: View,
-}
-
-impl Activation {
-    /// a(g) and its derivative.
-    fn inner(self, g: f32) -> (f32, f32) {
-        match self {
-            Self::Silu => (g, 1.0),
-            Self::GeluTanh => (LINEAR * (g + CUBIC * g * g * g), LINEAR * (1.0 + 3.0 * CUBIC * g * g)),
-        }
-    }
 }
 
 /// `out ← gate·σ(a(gate))∘up`; both inputs stay.

@@ -1,12 +1,22 @@
 //! Statistics of rows of logits: `log p_i = z_i − log Σ_j e^{z_j}`.
 
 use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
 
 use super::exp::exp;
+use crate::device::arena::{Arena, Memory, Program, Table, View};
 
 /// Terms added in f32 before they join the f64 sum.
 const CHUNK: usize = 512;
 const LANES: usize = 16;
+
+/// Largest error of a device's log-probability, in nats, for up to 2¹⁸ logits within 87 of the largest: a thread adds
+/// 1,024 terms in order and eight levels of a tree their sums, 1,032·2⁻²⁴; WGSL's exponentials take 1e-5 in the mean,
+/// and differences of up to 87 are rounded twice.
+pub const LOG_PROBABILITY_TOLERANCE: f64 = 1e-4;
+
+pub(super) static LOG_PROBABILITY: Program =
+    program!("log_softmax", "log_probability", 256, [("CUDA_THREADS", 1024)]);
 
 /// `log Σ_j e^{z_j}`, in nats. Terms are f32 ([`super::exp::EXP_TOLERANCE`]), their sum is f64.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
@@ -22,6 +32,41 @@ pub fn log_sum_exp(logits: &[f32]) -> f64 {
 /// When `target` is not below the number of logits.
 pub fn log_probability(logits: &[f32], target: usize) -> f64 {
     f64::from(logits[target]) - log_sum_exp(logits)
+}
+
+/// A log-probability for each of some rows.
+#[derive(Clone, Copy, Debug)]
+pub struct LogProbability {
+    /// N x vocabulary
+    pub logits: View,
+    /// N tokens, stored as numbers (exact below 2²⁴)
+    pub targets: usize,
+    /// N results, in nats
+    pub out: usize,
+}
+
+/// [`log_probability`] of every row of all items of an arena; within [`LOG_PROBABILITY_TOLERANCE`] on a device, NaN where
+/// a logit is NaN or +∞. Cost: two passes over the memory.
+pub fn log_probability_batch(arena: &mut Arena, items: &[LogProbability]) {
+    if let Some(memory) = arena.memory() {
+        return items.par_iter().for_each(|item| on_host(memory, item));
+    }
+    let mut table = Table::new(6);
+    for LogProbability { logits, targets, out } in items {
+        table.push(logits.rows, &[logits.at, logits.stride, logits.rows, logits.cols, *targets, *out]);
+    }
+    arena.queue(&LOG_PROBABILITY, table);
+}
+
+fn on_host(memory: Memory, item: &LogProbability) {
+    (0..item.logits.rows).into_par_iter().for_each(|i| {
+        let number = |at: usize| memory.pointer(View::vector(at + i, 1));
+        // SAFETY: logits and targets are read only; result i is written here alone.
+        unsafe {
+            let target = *number(item.targets) as usize;
+            *number(item.out) = log_probability(memory.row(item.logits, i), target) as f32;
+        }
+    });
 }
 
 /// Kullback-Leibler divergence `KL(p ‖ q) = Σ_i p_i (log p_i − log q_i)` of two rows of logits, in nats; never below 0,

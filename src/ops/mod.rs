@@ -1,7 +1,7 @@
 //! One op is one stem: the `.rs` file defines it on the host, and states its tolerance where it has one.
 //!
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
-//! [`geglu`], [`log_softmax`], [`coarse`], [`draw`]; for calibration, [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
+//! [`geglu`], [`log_softmax`], [`coarse`], [`draw`]; on devices also [`gated`], [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
 //! Tuning's, each a gradient: [`attention_backward`], [`rms_norm_backward`], [`gated_backward`], [`squared_error`],
 //! [`divergence`], [`factor_gradient`], and [`adam`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
@@ -55,6 +55,7 @@ pub mod dtype;
 pub mod dtype_k;
 pub mod exp;
 pub mod factor_gradient;
+pub mod gated;
 pub mod gated_backward;
 pub mod gather;
 pub mod gauge_rows;
@@ -136,17 +137,18 @@ pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.
 pub fn programs() -> Vec<&'static crate::device::arena::Program> {
-    vec![
-        &attention_batch::ATTENTION,
-        &attention_batch::ATTENTION_CACHED,
+    let attention = [&attention_batch::ATTENTION, &attention_batch::ATTENTION_CACHED].into_iter().flatten();
+    let others = [
         &column_search_batch::COLUMN_SEARCH,
         &dots::ROW_DOTS,
         &dots::COL_DOTS,
         &dots::INNER,
         &draw::DRAW,
+        &gated::GATED,
         &gather::GATHER,
         &gauge_rows::GAUGE_ROWS,
         &gemm::GEMM,
+        &log_softmax::LOG_PROBABILITY,
         &non_finite::NON_FINITE,
         &pair_solve::PAIR_SOLVE,
         &polar_batch::POLAR_SCALE,
@@ -163,6 +165,6 @@ pub fn programs() -> Vec<&'static crate::device::arena::Program> {
         &spd_factor::GATHER,
         &spd_factor::SOLVE,
         &spd_factor::LEAF,
-        &swiglu::SWIGLU,
-    ]
+    ];
+    attention.chain(others).collect()
 }

@@ -2,10 +2,6 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::exp::exp;
-use super::scale::ENTRIES;
-use crate::device::arena::{Arena, Memory, Program, Table, View};
-
-pub(super) static SWIGLU: Program = program!("swiglu", "swiglu", 256, [("ENTRIES", ENTRIES as u32)]);
 
 /// `gate ← gate / (1 + e^-gate) ∘ up`: SiLU-gated activation (Shazeer 2020, eq. 6), in place.
 pub fn swiglu(gate: &mut [f32], up: &[f32]) {
@@ -31,39 +27,6 @@ impl WithSimd for Gated<'_> {
             *g = *g / (1.0 + exp(-*g)) * u;
         }
     }
-}
-
-/// One activation of a batch; `gate` becomes the result.
-#[derive(Clone, Copy, Debug)]
-pub struct Swiglu {
-    pub gate: View,
-    pub up: View,
-}
-
-/// Computes all activations of an arena.
-///
-/// # Panics
-/// When shapes contradict each other.
-pub fn swiglu_batch(arena: &mut Arena, items: &[Swiglu]) {
-    for Swiglu { gate, up } in items {
-        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
-    }
-    if let Some(memory) = arena.memory() {
-        return items.par_iter().for_each(|item| on_host(memory, item));
-    }
-    let mut table = Table::new(6);
-    for Swiglu { gate, up } in items {
-        let words = [gate.at, gate.stride, up.at, up.stride, gate.rows, gate.cols];
-        table.push(gate.len().div_ceil(ENTRIES), &words);
-    }
-    arena.queue(&SWIGLU, table);
-}
-
-fn on_host(memory: Memory, item: &Swiglu) {
-    (0..item.gate.rows).into_par_iter().for_each(|i| {
-        // SAFETY: up is read only; row i of gate is written here alone.
-        unsafe { swiglu(memory.row_mut(item.gate, i), memory.row(item.up, i)) }
-    });
 }
 
 #[cfg(test)]

@@ -32,6 +32,19 @@ __device__ __forceinline__ float group_sum(float value, float* parts) {
     return warp_sum(value);
 }
 
+// The largest over a workgroup, in every thread; `parts` has room for 32 numbers. Two barriers.
+__device__ __forceinline__ float group_max(float value, float* parts) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = parts[threadIdx.x % (THREADS / 32)];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+}
+
 // Index of this workgroup among those of the launch; past the end where the grid was rounded up.
 __device__ __forceinline__ u32 group_index() { return blockIdx.y * gridDim.x + blockIdx.x; }
 

@@ -1,11 +1,11 @@
 use super::weights::Weights;
 use crate::device::arena::{Arena, Layout, View};
 use crate::model::block::heads;
-use crate::model::{Config, LinearName, Site};
+use crate::model::{Config, Gate, LinearName, Site};
+use crate::ops::gated::{Activation, Gated, gated_batch};
 use crate::ops::gemm::{Gemm, gemm};
 use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use crate::ops::scale::{Scale, scale};
-use crate::ops::swiglu::{Swiglu, swiglu_batch};
 
 /// What flows through a block, T rows of each.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,9 @@ pub(super) struct Activations {
     /// Keys before their norm, where they have one; queries before theirs are where `mixed` will be.
     raw_k: Option<View>,
     head_dim: usize,
+    /// What a branch gives, before its norm, where it has one.
+    branch: Option<View>,
+    activation: Activation,
     mlp: View,
     gate: View,
     up: View,
@@ -30,6 +33,7 @@ pub(super) struct Activations {
 impl Activations {
     pub fn place(layout: &mut Layout, config: &Config, rows: usize, rows_a_product: usize) -> Self {
         let heads = heads(config);
+        let traits = config.family.traits();
         let mut matrix = |cols| layout.matrix(rows, cols);
         Self {
             x: matrix(config.hidden),
@@ -38,8 +42,13 @@ impl Activations {
             k: matrix(heads.kv_width()),
             v: matrix(heads.kv_width()),
             mixed: matrix(heads.width()),
-            raw_k: config.family.traits().qk_norms.then(|| matrix(heads.kv_width())),
+            raw_k: traits.qk_norms.then(|| matrix(heads.kv_width())),
             head_dim: heads.head_dim,
+            branch: traits.post_norms.then(|| matrix(config.hidden)),
+            activation: match traits.gate {
+                Gate::Silu => Activation::Silu,
+                Gate::GeluTanh => Activation::GeluTanh,
+            },
             mlp: matrix(config.hidden),
             gate: matrix(config.intermediate),
             up: matrix(config.intermediate),
@@ -58,11 +67,11 @@ impl Activations {
             v: cut(self.v),
             mixed: cut(self.mixed),
             raw_k: self.raw_k.map(cut),
-            head_dim: self.head_dim,
+            branch: self.branch.map(cut),
             mlp: cut(self.mlp),
             gate: cut(self.gate),
             up: cut(self.up),
-            rows_a_product: self.rows_a_product,
+            ..*self
         }
     }
 
@@ -104,19 +113,31 @@ impl Activations {
 
     /// From the heads' outputs over the residual stream to what gate and up read.
     pub fn mix(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
-        self.products(arena, weights, &[(LinearName::O, self.x)], 1.0);
+        self.add_branch(arena, weights, LinearName::O, epsilon);
         rms_norm_batch(arena, epsilon, &[RmsNorm { x: self.x, weight: weights.mlp_norm, y: self.mlp }]);
     }
 
     /// From there to the gated activations.
     pub fn gate(&self, arena: &mut Arena, weights: &Weights) {
         self.products(arena, weights, &[(LinearName::Gate, self.gate), (LinearName::Up, self.up)], 0.0);
-        swiglu_batch(arena, &[Swiglu { gate: self.gate, up: self.up }]);
+        gated_batch(arena, self.activation, &[Gated { gate: self.gate, up: self.up }]);
     }
 
-    /// From the gated activations to the residual stream.
-    pub fn down(&self, arena: &mut Arena, weights: &Weights) {
-        self.products(arena, weights, &[(LinearName::Down, self.x)], 1.0);
+    /// From the gated activations to the residual stream; what gate and up read is lost.
+    pub fn down(&self, arena: &mut Arena, weights: &Weights, epsilon: f64) {
+        self.add_branch(arena, weights, LinearName::Down, epsilon);
+    }
+
+    /// Adds what the last layer of a branch gives to the residual stream, through its norm where there is one.
+    fn add_branch(&self, arena: &mut Arena, weights: &Weights, name: LinearName, epsilon: f64) {
+        let Some((branch, [after_attention, after_mlp])) = self.branch.zip(weights.branch_norms) else {
+            return self.products(arena, weights, &[(name, self.x)], 1.0);
+        };
+        let weight = if name == LinearName::O { after_attention } else { after_mlp };
+        self.products(arena, weights, &[(name, branch)], 0.0);
+        // The input of the gated unit is not yet there, or behind it.
+        rms_norm_batch(arena, epsilon, &[RmsNorm { x: branch, weight, y: self.mlp }]);
+        scale(arena, &[Scale::new(self.mlp, self.x).add()]);
     }
 
     /// `Y ← X·Wᵀ + b + β·Y` for layers that do not depend on each other.

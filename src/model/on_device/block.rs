@@ -1,25 +1,27 @@
 use super::activations::Activations;
+use super::turns::Turns;
 use super::weights::{Factors, Weights};
 use super::{ForwardError, check};
 use crate::device::arena::{Arena, Layout, View};
 use crate::model::block::heads;
 use crate::model::{Block, Config, Site};
-use crate::ops::attention::Heads;
+use crate::ops::attention::{Heads, Mask};
 use crate::ops::attention_batch::{Attention, attention_batch};
-use crate::ops::rope::{Frequencies, Positions, Rope, Rotation, rope_batch};
+use crate::ops::rope::{Positions, Rope, rope_batch};
 
 /// Room in an arena for any one block of a model, and for windows that go through it; see
 /// [`Block::forward`](crate::model::Block::forward) for what is computed.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceBlock {
     heads: Heads,
-    frequencies: Frequencies,
     rms_eps: f64,
     window: usize,
     weights: Weights,
     factors: Factors,
-    turns: View,
+    turns: Turns,
     activations: Activations,
+    /// Of the block whose weights are there.
+    mask: Mask,
 }
 
 impl DeviceBlock {
@@ -30,9 +32,9 @@ impl DeviceBlock {
         window: usize,
         windows: usize,
     ) -> Result<Self, ForwardError> {
-        check(config, window)?;
+        check(config)?;
         let weights = Weights::place(layout, config);
-        let turns = layout.matrix(window, config.head_dim);
+        let turns = Turns::place(layout, config, window);
         // Weights are written before activations flow: a packed layer's factors may lie where those will.
         let start = layout.mark();
         let factors = Factors::place(layout, config);
@@ -41,8 +43,16 @@ impl DeviceBlock {
         let rows = windows * window;
         let activations = Activations::place(layout, config, rows, rows.max(1));
         layout.skip_to(end);
-        let (frequencies, rms_eps) = (config.rope, config.rms_eps);
-        Ok(Self { heads: heads(config), frequencies, rms_eps, window, weights, factors, turns, activations })
+        Ok(Self {
+            heads: heads(config),
+            rms_eps: config.rms_eps,
+            window,
+            weights,
+            factors,
+            turns,
+            activations,
+            mask: Mask::Causal,
+        })
     }
 
     /// Positions of a window.
@@ -57,12 +67,12 @@ impl DeviceBlock {
 
     /// Writes what stays the same for all blocks.
     pub fn prepare(&self, arena: &mut Arena) {
-        let rotation = Rotation::new(self.heads.head_dim, self.frequencies, 0..self.window);
-        arena.write(self.turns.at, rotation.numbers());
+        self.turns.write(arena);
     }
 
     /// Writes the weights of a block; overwrites activations.
-    pub fn load(&self, arena: &mut Arena, block: &Block) {
+    pub fn load(&mut self, arena: &mut Arena, block: &Block) {
+        self.mask = block.mask;
         self.weights.write(arena, block, &self.factors);
     }
 
@@ -93,15 +103,15 @@ impl DeviceBlock {
             return;
         }
         flow.project(arena, &self.weights, self.rms_eps);
-        let positions = Positions::Windows { len: self.window };
-        rope_batch(arena, &[flow.q, flow.k].map(|x| Rope { x, turns: self.turns, positions }));
+        let (positions, turns) = (Positions::Windows { len: self.window }, self.turns.of(self.mask));
+        rope_batch(arena, &[flow.q, flow.k].map(|x| Rope { x, turns, positions }));
         let windows: Vec<Attention> = (0..rows / self.window)
             .map(|window| {
                 let part = |view: View| view.part((window * self.window, 0), (self.window, view.cols));
                 Attention { q: part(flow.q), k: part(flow.k), v: part(flow.v), out: part(flow.mixed) }
             })
             .collect();
-        attention_batch(arena, self.heads, &windows);
+        attention_batch(arena, self.heads, self.mask, &windows);
         if last == Site::Output {
             return;
         }
@@ -112,8 +122,8 @@ impl DeviceBlock {
         flow.gate(arena, &self.weights);
     }
 
-    /// From there to the residual stream that leaves the block.
+    /// From there to the residual stream that leaves the block; inputs of sites are lost.
     pub fn finish(&self, arena: &mut Arena, rows: usize) {
-        self.activations.first(rows).down(arena, &self.weights);
+        self.activations.first(rows).down(arena, &self.weights, self.rms_eps);
     }
 }

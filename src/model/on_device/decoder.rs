@@ -1,4 +1,5 @@
 use super::activations::{Activations, products};
+use super::turns::Turns;
 use super::weights::{Factors, Weights, write_linear};
 use super::{ForwardError, check};
 use crate::device::arena::{Arena, Layout, View};
@@ -10,7 +11,7 @@ use crate::ops::draw::{Draw, draw_batch};
 use crate::ops::gemm::{TILE, gemm};
 use crate::ops::non_finite::{NonFinite, non_finite};
 use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
-use crate::ops::rope::{Positions, Rope, Rotation, rope_batch};
+use crate::ops::rope::{Positions, Rope, rope_batch};
 use crate::ops::scatter::{Scatter, scatter};
 
 /// How much a [`DeviceDecoder`] makes room for.
@@ -41,7 +42,7 @@ struct Places {
     norm: usize,
     head: View,
     factors: Factors,
-    turns: View,
+    turns: Turns,
     flow: Activations,
     normed: View,
     logits: View,
@@ -64,7 +65,7 @@ impl Places {
         let caches = (0..config.layers).map(cache).collect();
         let norm = layout.vector(config.hidden);
         let head = layout.matrix(config.vocab, config.hidden);
-        let turns = layout.matrix(positions, config.head_dim);
+        let turns = Turns::place(layout, config, positions);
         // Weights are written first.
         let start = layout.mark();
         let factors = Factors::place(layout, config);
@@ -94,7 +95,7 @@ impl<'a> DeviceDecoder<'a> {
     pub fn new(device: &Device, decoder: &'a Decoder, params: DecodeParams) -> Result<Self, ForwardError> {
         let config = decoder.config();
         let DecodeParams { sequences, positions } = params;
-        check(config, positions)?;
+        check(config)?;
         if positions > config.max_positions {
             let most = config.max_positions;
             return Err(DecoderError::TooLong { needed: positions, most }.into());
@@ -118,14 +119,13 @@ impl<'a> DeviceDecoder<'a> {
     }
 
     fn write_weights(&mut self) {
-        let (arena, places, config) = (&mut self.arena, &self.places, self.decoder.config());
+        let (arena, places) = (&mut self.arena, &self.places);
         for (layer, weights) in places.blocks.iter().enumerate() {
             weights.write(arena, self.decoder.block(layer), &places.factors);
         }
         write_linear(arena, &self.decoder.head, places.head, &places.factors);
         arena.write(places.norm, &self.decoder.norm);
-        let rotation = Rotation::new(config.head_dim, config.rope, 0..self.params.positions);
-        arena.write(places.turns.at, rotation.numbers());
+        places.turns.write(arena);
         // Rows that fill a group up stay zero, so nothing wild is ever computed from them.
         arena.write(places.flow.x.at, &vec![0.0; places.flow.x.len()]);
     }
@@ -216,12 +216,13 @@ impl<'a> DeviceDecoder<'a> {
         flow.normalise(arena, weights, config.rms_eps);
         flow.project(arena, weights, config.rms_eps);
         let listed = Positions::Listed { at: positions };
-        rope_batch(arena, &[q, k].map(|x| Rope { x, turns, positions: listed }));
+        let mask = config.mask(layer);
+        rope_batch(arena, &[q, k].map(|x| Rope { x, turns: turns.of(mask), positions: listed }));
         scatter(arena, &[(k, keys), (v, values)].map(|(a, out)| Scatter { a, out, places: rows }));
         let heads = heads(config);
-        attention_cached(arena, heads, &[CachedAttention { q, keys, values, positions, out }]);
+        attention_cached(arena, heads, mask, &[CachedAttention { q, keys, values, positions, out }]);
         flow.mix(arena, weights, config.rms_eps);
         flow.gate(arena, weights);
-        flow.down(arena, weights);
+        flow.down(arena, weights, config.rms_eps);
     }
 }

@@ -5,14 +5,16 @@ use crate::device::arena::{Arena, Layout, View};
 use crate::device::{Device, DeviceError};
 use crate::model::{Config, Decoder, DecoderError};
 use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::log_softmax::{LogProbability, log_probability_batch};
 use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
 use crate::ops::scale::{Scale, scale};
 
 /// Rows of the residual stream that go through a block at once.
 const BATCH_ROWS: usize = 8192;
 
-/// Rows of logits that are there at once.
-pub const LOGIT_ROWS: usize = 512;
+/// Positions whose logits are there at once, on a host too: 25 MB for a vocabulary of 49,152. Allocators give larger
+/// pieces back to the system at once, and mapping them anew costs more than what they are for.
+pub const LOGIT_ROWS: usize = 128;
 
 /// A decoder on a device for whole windows of a text: the stream of all of them stays there and blocks pass by, so that
 /// a model needs room for one block, its head and the text, and no more.
@@ -24,6 +26,8 @@ pub struct DeviceForward {
     normed: View,
     head: View,
     logits: View,
+    /// Tokens that came, and their log-probabilities.
+    scores: View,
     epsilon: f64,
 }
 
@@ -35,6 +39,7 @@ struct Places {
     normed: View,
     head: View,
     logits: View,
+    scores: View,
     factors: Factors,
 }
 
@@ -50,6 +55,7 @@ impl Places {
         let normed = layout.matrix(LOGIT_ROWS, config.hidden);
         let head = layout.matrix(config.vocab, config.hidden);
         let logits = layout.matrix(LOGIT_ROWS, config.vocab);
+        let scores = layout.matrix(2, LOGIT_ROWS);
         // The head is written before a block comes.
         let start = layout.mark();
         let factors = Factors::place(layout, config);
@@ -57,7 +63,7 @@ impl Places {
         layout.back_to(start);
         let room = DeviceBlock::place(layout, config, window, batch)?;
         layout.skip_to(end);
-        Ok(Self { room, stream, norm, normed, head, logits, factors })
+        Ok(Self { room, stream, norm, normed, head, logits, scores, factors })
     }
 }
 
@@ -79,7 +85,7 @@ impl DeviceForward {
         config: &Config,
         (window, windows): (usize, usize),
     ) -> Result<(Places, usize), ForwardError> {
-        check(config, window)?;
+        check(config)?;
         if window > config.max_positions {
             return Err(DecoderError::TooLong { needed: window, most: config.max_positions }.into());
         }
@@ -113,7 +119,7 @@ impl DeviceForward {
         let config = decoder.config();
         let (places, numbers) = Self::place(device, config, (window, tokens.len() / window))?;
         let mut arena = Arena::new(device, numbers)?;
-        let Places { room, stream, norm, normed, head, logits, factors } = places;
+        let Places { mut room, stream, norm, normed, head, logits, scores, factors } = places;
         write_linear(&mut arena, &decoder.head, head, &factors);
         arena.write(norm, &decoder.norm);
         arena.write(stream.at, &decoder.embed(tokens)?);
@@ -130,7 +136,7 @@ impl DeviceForward {
             }
             arena.finish()?;
         }
-        Ok(Self { arena, stream, norm, normed, head, logits, epsilon: config.rms_eps })
+        Ok(Self { arena, stream, norm, normed, head, logits, scores, epsilon: config.rms_eps })
     }
 
     /// Logits after `rows` positions, at most [`LOGIT_ROWS`], from position `start` of all: rows x vocabulary.
@@ -138,12 +144,30 @@ impl DeviceForward {
     /// # Panics
     /// When there are no such positions.
     pub fn logits(&mut self, start: usize, rows: usize) -> Result<Vec<f32>, DeviceError> {
+        let logits = self.queue_logits(start, rows);
+        self.arena.read(logits.at, logits.len())
+    }
+
+    /// Log-probabilities of the tokens that came behind the positions from `start` on, in nats, at most [`LOGIT_ROWS`];
+    /// logits stay on the device.
+    ///
+    /// # Panics
+    /// When there are no such positions.
+    pub fn log_probabilities(&mut self, start: usize, next: &[u32]) -> Result<Vec<f32>, DeviceError> {
+        let logits = self.queue_logits(start, next.len());
+        let [targets, out] = [self.scores.at, self.scores.at + LOGIT_ROWS];
+        self.arena.write(targets, &next.iter().map(|token| *token as f32).collect::<Vec<_>>());
+        log_probability_batch(&mut self.arena, &[LogProbability { logits, targets, out }]);
+        self.arena.read(out, next.len())
+    }
+
+    fn queue_logits(&mut self, start: usize, rows: usize) -> View {
         let first = |view: View| view.part((0, 0), (rows, view.cols));
         let x = self.stream.part((start, 0), (rows, self.stream.cols));
         let (normed, logits) = (first(self.normed), first(self.logits));
         let norm = RmsNorm { x, weight: self.norm, y: normed };
         rms_norm_batch(&mut self.arena, self.epsilon, &[norm]);
         gemm(&mut self.arena, &[Gemm::new(normed, self.head, logits).b_transposed()]);
-        self.arena.read(logits.at, logits.len())
+        logits
     }
 }

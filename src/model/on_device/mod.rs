@@ -8,10 +8,11 @@ mod block;
 mod decoder;
 mod forward;
 mod generate;
+mod turns;
 mod weights;
 
 use super::DecoderError;
-use super::config::{Config, Gate};
+use super::config::Config;
 use crate::device::DeviceError;
 use crate::ops::attention_batch::WIDEST_HEAD;
 
@@ -33,15 +34,6 @@ pub enum ForwardError {
         "the heads have {head_dim} numbers, the decoder on a device takes at most {WIDEST_HEAD}; the host's takes any"
     )]
     HeadDim { head_dim: usize },
-    #[error("the decoder on a device lacks norms behind attention and the gated unit; the host's has them")]
-    PostNorms,
-    #[error("the decoder on a device lacks gated units with GELU; the host's has them")]
-    Gelu,
-    #[error(
-        "the decoder on a device lacks sliding windows, and {positions} positions are more than a window of {window}; \
-         the host's has them"
-    )]
-    Window { positions: usize, window: usize },
     #[error(
         "{sequences} sequences of {positions} positions are more than the 2^24 places of a cache: use fewer or shorter ones"
     )]
@@ -58,7 +50,7 @@ pub enum ForwardError {
 impl ForwardError {
     /// Whether it is the model that a device does not take, as against too little memory or a device that fails.
     pub fn is_unsupported(&self) -> bool {
-        matches!(self, Self::HeadDim { .. } | Self::PostNorms | Self::Gelu | Self::Window { .. })
+        matches!(self, Self::HeadDim { .. })
     }
 
     /// Whether fewer or shorter sequences may go.
@@ -67,19 +59,10 @@ impl ForwardError {
     }
 }
 
-/// Whether the kernels take a model, with this many positions of a sequence.
-fn check(config: &Config, positions: usize) -> Result<(), ForwardError> {
-    let traits = config.family.traits();
-    let window = config.sliding.as_ref().map_or(usize::MAX, |sliding| sliding.window);
-    if config.head_dim > WIDEST_HEAD {
-        Err(ForwardError::HeadDim { head_dim: config.head_dim })
-    } else if traits.post_norms {
-        Err(ForwardError::PostNorms)
-    } else if traits.gate != Gate::Silu {
-        Err(ForwardError::Gelu)
-    } else if positions > window {
-        Err(ForwardError::Window { positions, window })
-    } else {
-        Ok(())
+/// Whether the kernels take a model.
+fn check(config: &Config) -> Result<(), ForwardError> {
+    match config.head_dim {
+        head_dim if head_dim > WIDEST_HEAD => Err(ForwardError::HeadDim { head_dim }),
+        _ => Ok(()),
     }
 }

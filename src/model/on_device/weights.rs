@@ -13,6 +13,8 @@ pub(super) struct Weights {
     pub mlp_norm: usize,
     /// Norms of each head of q and of k.
     pub head_norms: Option<[usize; 2]>,
+    /// Norms of what attention and the gated unit give.
+    pub branch_norms: Option<[usize; 2]>,
     /// In the order of [`LinearName::ALL`], as `biases`.
     linears: [View; 7],
     biases: [Option<usize>; 7],
@@ -29,9 +31,11 @@ impl Weights {
             let [rows, _] = name.shape(config);
             config.has_bias(name).then(|| layout.vector(rows))
         });
-        let norms = config.family.traits().qk_norms;
-        let head_norms = norms.then(|| [(); 2].map(|()| layout.vector(config.head_dim)));
-        Self { attention_norm, mlp_norm, head_norms, linears, biases }
+        let traits = config.family.traits();
+        let mut norms = |wanted: bool, len| wanted.then(|| [(); 2].map(|()| layout.vector(len)));
+        let head_norms = norms(traits.qk_norms, config.head_dim);
+        let branch_norms = norms(traits.post_norms, config.hidden);
+        Self { attention_norm, mlp_norm, head_norms, branch_norms, linears, biases }
     }
 
     /// Where the bias of a layer lies that has one.
@@ -46,9 +50,14 @@ impl Weights {
     pub fn write(&self, arena: &mut Arena, block: &Block, factors: &Factors) {
         arena.write(self.attention_norm, &block.norms.attention);
         arena.write(self.mlp_norm, &block.norms.mlp);
-        let norms = [&block.norms.q, &block.norms.k];
-        for (at, norm) in self.head_norms.iter().flatten().zip(norms.into_iter().flatten()) {
-            arena.write(*at, norm);
+        let pairs = [
+            (self.head_norms, [&block.norms.q, &block.norms.k]),
+            (self.branch_norms, [&block.norms.after_attention, &block.norms.after_mlp]),
+        ];
+        for (places, norms) in pairs {
+            for (at, norm) in places.iter().flatten().zip(norms.into_iter().flatten()) {
+                arena.write(*at, norm);
+            }
         }
         for name in LinearName::ALL {
             write_linear(arena, block.linear(name), self.linear(name), factors);
