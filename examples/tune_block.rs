@@ -91,10 +91,14 @@ fn attention(device: &Device, config: &Config, window: usize, batch: usize) -> R
     let mut arena = Arena::new(device, layout.most())?;
     arena.write(0, &noise(layout.most(), 1.0));
     let forward: Vec<KeptAttention> = items.iter().map(|item| item.forward).collect();
-    let what = format!("attention forward, {} windows of {window}", items.len());
-    time(&what, &mut arena, |arena| attention_kept(arena, heads, Mask::Causal, &forward))?;
-    let what = format!("attention backward, {} windows of {window}", items.len());
-    time(&what, &mut arena, |arena| attention_backward(arena, heads, Mask::Causal, &items))
+    for precision in [Precision::F32, Precision::Tf32] {
+        let what =
+            |pass: &str| format!("attention {pass}, {} windows of {window}, {precision:?}", items.len());
+        let shape = (heads, Mask::Causal);
+        time(&what("forward"), &mut arena, |arena| attention_kept(arena, shape, &forward, precision))?;
+        time(&what("backward"), &mut arena, |arena| attention_backward(arena, shape, &items, precision))?;
+    }
+    Ok(())
 }
 
 fn parts(

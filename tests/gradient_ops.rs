@@ -5,11 +5,13 @@ mod common;
 #[path = "common/sheet.rs"]
 mod sheet;
 
+use lapidary::device::Device;
 use lapidary::device::arena::{Precision, View};
 use lapidary::ops::adam::{Adam, adam};
 use lapidary::ops::attention::{Heads, Mask};
 use lapidary::ops::attention_backward::{
-    ATTENTION_GRADIENT_TOLERANCE, AttentionGradient, KeptAttention, attention_backward, attention_kept,
+    ATTENTION_GRADIENT_TOLERANCE, ATTENTION_TF32_TOLERANCE, AttentionGradient, KeptAttention,
+    attention_backward, attention_kept,
 };
 use lapidary::ops::divergence::{Divergence, divergence};
 use lapidary::ops::factor_gradient::{FactorGradient, factor_gradient};
@@ -193,8 +195,8 @@ fn attention_passes_gradients_back() {
             let cases: Vec<_> = (0..2).map(|_| attention_case(sheet, (heads, mask, rows))).collect();
             let items: Vec<AttentionGradient> = cases.iter().map(|case| case.1).collect();
             let forward: Vec<KeptAttention> = items.iter().map(|item| item.forward).collect();
-            attention_kept(&mut sheet.arena, heads, mask, &forward);
-            attention_backward(&mut sheet.arena, heads, mask, &items);
+            attention_kept(&mut sheet.arena, (heads, mask), &forward, Precision::F32);
+            attention_backward(&mut sheet.arena, (heads, mask), &items, Precision::F32);
             for (case, item) in &cases {
                 let what = format!("{rows} rows, {heads:?}, {mask:?}");
                 let parts = [&case.q[..], &case.k, &case.v];
@@ -214,6 +216,51 @@ fn attention_passes_gradients_back() {
             }
         }
     });
+}
+
+#[test]
+fn attention_on_tensor_cores_stays_close() {
+    let cases = [
+        (Heads { heads: 4, kv_heads: 2, head_dim: 8 }, Mask::Causal, 1),
+        (Heads { heads: 4, kv_heads: 2, head_dim: 10 }, Mask::Sliding { window: 9 }, 131),
+        (Heads { heads: 9, kv_heads: 3, head_dim: 64 }, Mask::Causal, 150),
+        (Heads { heads: 2, kv_heads: 1, head_dim: 64 }, Mask::Causal, 2048),
+        (Heads { heads: 2, kv_heads: 2, head_dim: 126 }, Mask::Causal, 65),
+        (Heads { heads: 4, kv_heads: 1, head_dim: 128 }, Mask::Sliding { window: 70 }, 300),
+        // Wider than tensor cores take.
+        (Heads { heads: 2, kv_heads: 1, head_dim: 250 }, Mask::Causal, 130),
+    ];
+    for device in common::tuning_devices() {
+        for shape in cases {
+            let expected = attention_numbers(&Device::Host, shape, Precision::F32);
+            let found = attention_numbers(&device, shape, Precision::Tf32);
+            let mut worst = [0.0f64; 5];
+            for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let what = format!("{shape:?}, part {part} of out, log sums, dq, dk, dv");
+                assert_close(&what, found, &wide(expected), ATTENTION_TF32_TOLERANCE);
+                for (x, y) in found.iter().zip(expected) {
+                    worst[part] = worst[part].max(f64::from((x - y).abs() / y.abs().max(1.0)));
+                }
+            }
+            let worst = worst.map(|x| format!("{x:.1e}")).join(" ");
+            println!("{}, {shape:?}: {worst} at most off", device.name());
+            let bits =
+                |parts: Vec<Vec<f32>>| parts.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let again = attention_numbers(&device, shape, Precision::Tf32);
+            assert!(bits(found) == bits(again), "{shape:?}: the same bytes again");
+        }
+    }
+}
+
+/// The output, the sums' logarithms and the gradients of one window, the same window at every call.
+fn attention_numbers(device: &Device, shape: (Heads, Mask, usize), precision: Precision) -> Vec<Vec<f32>> {
+    let mut sheet = Sheet::new(device);
+    let (_, item) = attention_case(&mut sheet, shape);
+    let (heads, mask, rows) = shape;
+    attention_kept(&mut sheet.arena, (heads, mask), &[item.forward], precision);
+    attention_backward(&mut sheet.arena, (heads, mask), &[item], precision);
+    let log_sums = View::new(item.forward.log_sums, rows, heads.heads);
+    [item.forward.out, log_sums, item.dq, item.dk, item.dv].map(|view| sheet.read(view)).to_vec()
 }
 
 fn attention_case(sheet: &mut Sheet, (heads, mask, rows): (Heads, Mask, usize)) -> (Case, AttentionGradient) {

@@ -5,29 +5,56 @@ use faer::{Accum, Par};
 use rayon::prelude::*;
 
 use super::attention::{Heads, Mask};
+use super::attention_tf32;
 use super::exp::exp;
 use super::gemm::{matrix, matrix_mut};
 use super::matmul::{rows, rows_mut};
-use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
+use crate::device::arena::{Arena, Memory, Precision, Program, Table, View, float_word};
 
 /// The widest head that the kernels take; the host takes any.
 pub const WIDEST_HEAD: usize = 256;
 
-/// Rows of a tile of queries, and of one of keys.
+/// The widest head that tensor cores take; wider ones are computed in f32 at either precision.
+pub const WIDEST_TF32_HEAD: usize = 128;
+
+/// Rows of a tile of queries, and of one of keys, in f32.
 pub const TILE: usize = 64;
 
 /// Largest difference of a gradient from the exact one, relative to numbers of order one: scores of up to sqrt(128) in
 /// an exponential, sums of up to 2,048 products.
 pub const ATTENTION_GRADIENT_TOLERANCE: f64 = 1e-4;
 
+/// The same at [`Precision::Tf32`], of outputs too, for q, k, v and dout in [−1, 1) and up to four query heads a key.
+///
+/// A number rounded to 11 bits is off by 0.42·2^-11 of itself at one standard deviation, a product of two by
+/// δ = 0.6·2^-11. A score, d products of mean square 1/9 over sqrt(d), is then off by δ/3, and so is `dout·v/sqrt(d)`. A
+/// weighted value of mean square 1/3 is off by its score's error and two roundings, `sqrt(1 + 1/9) δ/sqrt(3) = 0.61δ` of
+/// its weight. An output's weights have squares that sum to at most 1. Those of a key, near 1/t for query t, sum to at
+/// most π²/6 in each head: four heads make it 1.6δ, 4.6e-4. Five of these; sums of 2,048 f32 products add 1e-5.
+pub const ATTENTION_TF32_TOLERANCE: f64 = 2.3e-3;
+
+/// A kernel for heads of some width.
+pub(super) struct Kernel {
+    pub program: Program,
+    /// Rows of its result that a workgroup owns.
+    pub rows: usize,
+}
+
 macro_rules! widths {
     ($name:ident, $entry:literal) => {
         /// For heads of at most 64, 128 and 256 numbers.
-        pub(super) static $name: [Program; 3] = [
-            cuda_program!("attention_backward", $entry, 256, [("TILE", TILE as u32), ("CHUNKS", 1)]),
-            cuda_program!("attention_backward", $entry, 256, [("TILE", TILE as u32), ("CHUNKS", 2)]),
-            cuda_program!("attention_backward", $entry, 256, [("TILE", TILE as u32), ("CHUNKS", 4)]),
-        ];
+        pub(super) static $name: [Kernel; 3] = [widths!($entry, 1), widths!($entry, 2), widths!($entry, 4)];
+    };
+    ($entry:literal, $chunks:literal) => {
+        Kernel {
+            rows: TILE,
+            program: cuda_program!(
+                "attention_backward",
+                $entry,
+                256,
+                [("TILE", TILE as u32), ("CHUNKS", $chunks)]
+            ),
+        }
     };
 }
 
@@ -64,40 +91,56 @@ pub struct AttentionGradient {
     pub inner: usize,
 }
 
-/// Attention of all windows, with what its gradient needs.
+/// Attention of all windows, with what its gradient needs. At [`Precision::Tf32`] a card may round the operands of
+/// products, weights among them, to 11 significant bits, where heads are no wider than [`WIDEST_TF32_HEAD`]; sums and
+/// softmax are f32. The host computes in f32 at either precision.
 ///
 /// # Panics
 /// When shapes contradict each other, or heads are wider than [`WIDEST_HEAD`] on a device.
-pub fn attention_kept(arena: &mut Arena, heads: Heads, mask: Mask, items: &[KeptAttention]) {
+pub fn attention_kept(
+    arena: &mut Arena,
+    (heads, mask): (Heads, Mask),
+    items: &[KeptAttention],
+    precision: Precision,
+) {
     items.iter().for_each(|item| item.check(heads));
     if let Some(memory) = arena.memory() {
         return items.par_iter().for_each(|item| forward_on_host(memory, heads, mask, item));
     }
+    let kernel = choose(&KEPT, &attention_tf32::KEPT, heads, precision);
     let mut table = Table::new(15);
     for item in items {
-        table.push(item.q.rows.div_ceil(TILE) * heads.heads, &item.words(heads, mask));
+        table.push(item.q.rows.div_ceil(kernel.rows) * heads.heads, &item.words(heads, mask));
     }
-    arena.queue(program(&KEPT, heads), table);
+    arena.queue(&kernel.program, table);
 }
 
 /// `p = softmax(scores)`, `e_ts = p_ts·(dout_t·v_s − dout_t·out_t)/sqrt(d)`: `dq_t = Σ_s e_ts k_s`, `dk_s = Σ_t e_ts q_t`,
 /// `dv_s = Σ_t p_ts dout_t`, keys and values summed over the query heads that read them (Dao et al. 2022, algorithm 4).
 ///
+/// Precision and panics are those of [`attention_kept`]; the two passes need not have the same.
+///
 /// # Panics
 /// As [`attention_kept`].
-pub fn attention_backward(arena: &mut Arena, heads: Heads, mask: Mask, items: &[AttentionGradient]) {
+pub fn attention_backward(
+    arena: &mut Arena,
+    (heads, mask): (Heads, Mask),
+    items: &[AttentionGradient],
+    precision: Precision,
+) {
     items.iter().for_each(|item| item.check(heads));
     if let Some(memory) = arena.memory() {
         return items.par_iter().for_each(|item| backward_on_host(memory, heads, mask, item));
     }
-    let (mut queries, mut keys) = (Table::new(24), Table::new(24));
-    for item in items {
-        let tiles = item.dq.rows.div_ceil(TILE);
-        queries.push(tiles * heads.heads, &item.words(heads, mask));
-        keys.push(tiles * heads.kv_heads, &item.words(heads, mask));
+    let queries = choose(&QUERIES, &attention_tf32::QUERIES, heads, precision);
+    let keys = choose(&KEYS, &attention_tf32::KEYS, heads, precision);
+    for (kernel, heads_owned) in [(queries, heads.heads), (keys, heads.kv_heads)] {
+        let mut table = Table::new(24);
+        for item in items {
+            table.push(item.dq.rows.div_ceil(kernel.rows) * heads_owned, &item.words(heads, mask));
+        }
+        arena.queue(&kernel.program, table);
     }
-    arena.queue(program(&QUERIES, heads), queries);
-    arena.queue(program(&KEYS, heads), keys);
 }
 
 impl KeptAttention {
@@ -149,9 +192,19 @@ impl AttentionGradient {
     }
 }
 
-fn program(programs: &'static [Program; 3], heads: Heads) -> &'static Program {
+/// The kernel for these heads, of those in f32 and those on tensor cores.
+fn choose(
+    plain: &'static [Kernel; 3],
+    tensor: &'static [Kernel; 2],
+    heads: Heads,
+    precision: Precision,
+) -> &'static Kernel {
     assert!(heads.head_dim <= WIDEST_HEAD, "a head of {} numbers, at most {WIDEST_HEAD}", heads.head_dim);
-    &programs[heads.head_dim.div_ceil(TILE).next_power_of_two().trailing_zeros() as usize]
+    let width = heads.head_dim.div_ceil(64).next_power_of_two().trailing_zeros() as usize;
+    match precision {
+        Precision::Tf32 if heads.head_dim <= WIDEST_TF32_HEAD => &tensor[width],
+        _ => &plain[width],
+    }
 }
 
 /// Keys that a query sees at most, its own included.

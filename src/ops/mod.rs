@@ -12,6 +12,7 @@ macro_rules! program {
             name: $stem,
             entry: $entry,
             threads: $threads,
+            shared: 0,
             constants: &$constants,
             cuda: include_str!(concat!($stem, ".cu")),
             wgsl: include_str!(concat!($stem, ".wgsl")),
@@ -19,13 +20,18 @@ macro_rules! program {
     };
 }
 
-/// The same for a kernel that only CUDA has: on other devices it is refused before anything is queued.
+/// The same for a kernel that only CUDA has: on other devices it is refused before anything is queued. Bytes of shared
+/// memory may follow.
 macro_rules! cuda_program {
     ($stem:literal, $entry:literal, $threads:literal, $constants:expr) => {
+        cuda_program!($stem, $entry, $threads, $constants, 0)
+    };
+    ($stem:literal, $entry:literal, $threads:literal, $constants:expr, $shared:expr) => {
         Program {
             name: $stem,
             entry: $entry,
             threads: $threads,
+            shared: $shared,
             constants: &$constants,
             cuda: include_str!(concat!($stem, ".cu")),
             wgsl: "",
@@ -43,6 +49,7 @@ pub mod arrow_solve;
 pub mod attention;
 pub mod attention_backward;
 pub mod attention_batch;
+mod attention_tf32;
 pub mod cholesky;
 pub mod coarse;
 pub mod column_search;
@@ -121,7 +128,9 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
 /// The kernels of an arena that only CUDA has: those of tuning.
 #[cfg(feature = "cuda")]
 pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
-    let attention = [&attention_backward::KEPT, &attention_backward::QUERIES, &attention_backward::KEYS];
+    let plain = [&attention_backward::KEPT, &attention_backward::QUERIES, &attention_backward::KEYS];
+    let tensor = [&attention_tf32::KEPT, &attention_tf32::QUERIES, &attention_tf32::KEYS];
+    let attention = plain.into_iter().flatten().chain(tensor.into_iter().flatten());
     let others = [
         &adam::ADAM,
         &divergence::DIVERGENCE,
@@ -132,7 +141,7 @@ pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
         &rms_norm_backward::RMS_NORM_BACKWARD,
         &squared_error::SQUARED_ERROR,
     ];
-    attention.into_iter().flatten().chain(others).collect()
+    attention.map(|kernel| &kernel.program).chain(others).collect()
 }
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.

@@ -113,6 +113,7 @@ mod wgpu {
         name: "broken",
         entry: "broken",
         threads: 1,
+        shared: 0,
         constants: &[],
         cuda: "",
         wgsl: "@compute @workgroup_size(THREADS) fn broken() { nothing(); }",

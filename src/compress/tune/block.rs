@@ -168,7 +168,8 @@ impl TunedBlock {
             rms_norm_batch(arena, self.rms_eps, &items);
         }
         self.turn(arena, [flow.q, flow.k], self.turns);
-        attention_kept(arena, self.heads, self.mask, &self.windows(rows, |flow| attention(&flow)));
+        let windows = self.windows(rows, |flow| attention(&flow));
+        attention_kept(arena, (self.heads, self.mask), &windows, precision);
         self.branch(arena, (LinearName::O, 0), [flow.mixed, flow.x, flow.middle], precision);
         self.norm(arena, flow.middle, self.mlp_norm, flow.mlp);
         let outputs = [(LinearName::Gate, flow.gate), (LinearName::Up, flow.up)];
@@ -208,12 +209,8 @@ impl TunedBlock {
             return;
         }
         self.back(arena, &[(LinearName::O, dy)], flow.dmixed, precision);
-        attention_backward(
-            arena,
-            self.heads,
-            self.mask,
-            &self.windows(rows, |flow| attention_gradient(&flow)),
-        );
+        let windows = self.windows(rows, |flow| attention_gradient(&flow));
+        attention_backward(arena, (self.heads, self.mask), &windows, precision);
         self.turn(arena, [flow.dq, flow.dk], self.returns);
         if let (Some(norms), Some(raw)) = (self.head_norms, flow.raw) {
             let items = [(raw[0], norms[0], flow.dq), (raw[1], norms[1], flow.dk)].map(|(x, weight, d)| {

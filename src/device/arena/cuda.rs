@@ -241,7 +241,8 @@ impl CudaArena {
         if let Some(known) = self.kernels.iter().position(|(known, _)| std::ptr::eq(*known, program)) {
             return Ok(known);
         }
-        let kernel = Kernel::new(self.stream.cuda(), &program.source(), program.entry, 0)?;
+        let shared = program.shared as usize;
+        let kernel = Kernel::new(self.stream.cuda(), &program.source(), program.entry, shared)?;
         self.kernels.push((program, kernel));
         Ok(self.kernels.len() - 1)
     }

@@ -33,6 +33,8 @@ pub struct Program {
     pub entry: &'static str,
     /// Threads of a workgroup; both texts see it as `THREADS`.
     pub threads: u32,
+    /// Bytes of shared memory that a workgroup has on CUDA beside what the text declares.
+    pub shared: u32,
     pub constants: &'static [(&'static str, u32)],
     pub cuda: &'static str,
     pub wgsl: &'static str,

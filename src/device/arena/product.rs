@@ -11,7 +11,7 @@ pub struct Product {
     pub precision: Precision,
 }
 
-/// How a library may round the operands of a product; sums are f32.
+/// How a library or a kernel may round the operands of products; sums are f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     #[default]
