@@ -14,6 +14,7 @@ pub mod batch;
 pub mod bench;
 mod block;
 pub mod calibration;
+pub mod compare;
 pub mod context;
 pub mod device_calibration;
 pub mod encode;
