@@ -83,7 +83,7 @@ pub fn block_7b(
 
 /// Sources of strength `(1+j)^−½` through one fixed mixture of n/2 of them, with noise that every channel has of its
 /// own; the products run on the device.
-fn made_up_grams(device: &Device, n: usize, seed: u64) -> Result<Grams, DeviceError> {
+pub(super) fn made_up_grams(device: &Device, n: usize, seed: u64) -> Result<Grams, DeviceError> {
     let sources = (n / 2).max(8);
     let mut random = SplitMix64::new(seed);
     let mixture: Vec<f32> = (0..n * sources)
@@ -112,7 +112,12 @@ fn made_up_grams(device: &Device, n: usize, seed: u64) -> Result<Grams, DeviceEr
 }
 
 /// A product of n/4 directions whose strengths fall like `(1+j)^−½`, with noise.
-fn made_up_weight(device: &Device, m: usize, n: usize, seed: u64) -> Result<Vec<f32>, DeviceError> {
+pub(super) fn made_up_weight(
+    device: &Device,
+    m: usize,
+    n: usize,
+    seed: u64,
+) -> Result<Vec<f32>, DeviceError> {
     let rank = (m.min(n) / 4).max(8);
     let mut random = SplitMix64::new(seed);
     let mut matrix = |count: usize, size: f32| -> Vec<f32> {

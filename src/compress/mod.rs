@@ -40,6 +40,7 @@ pub mod schedule;
 pub mod self_written;
 mod stream;
 pub mod streams;
+pub mod sweep;
 pub mod target;
 pub mod tensor;
 mod threads;

@@ -11,12 +11,14 @@ use lapidary::compress::compare::{CompareParams, Comparison, compare};
 use lapidary::compress::observer::Silent;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::Recipe;
+use lapidary::compress::sweep::sweep;
 use lapidary::compress::{Encoder, PackParams, pack};
 use lapidary::device::Device;
 use lapidary::eval::{Original, evaluate_on};
 use lapidary::model::text::{Text, Windows};
 use lapidary::model::{Checkpoint, Decoder};
 
+use super::sweep as sweep_of;
 use crate::cli::device::DeviceArgs;
 use crate::cli::print;
 use crate::cli::profile::Profile;
@@ -60,6 +62,9 @@ pub struct Args {
     /// Divide the sides of that block
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     divisor: u32,
+    /// Encode single tensors whose sides and ranks vary; a table, and with --out a plot, shapes.svg
+    #[arg(long)]
+    shapes: bool,
     #[command(flatten)]
     output: super::Output,
 }
@@ -74,6 +79,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let run = block_7b(&device, args.divisor as usize, 1.0, &|what| eprintln!("7B block: {what}"))
             .into_diagnostic()?;
         show_block(&run, args.divisor, &mut figures)?;
+    }
+    if args.shapes {
+        let points = sweep(&device, &|what| eprintln!("encoding {what}")).into_diagnostic()?;
+        print(&sweep_of::table(&points).to_string())?;
+        if let Some(folder) = &args.output.out {
+            super::write(folder, &[("shapes.svg", sweep_of::svg(&points))])?;
+        }
     }
     args.output.show(&figures, &[("device", device.name())])?;
     Ok(ExitCode::SUCCESS)
