@@ -142,3 +142,36 @@ fn plot(svg: &mut String, (left, top): (f64, f64), title: &str, series: &[Series
 fn number(value: f64) -> String {
     if value >= 10.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapidary::compress::batch::Report;
+
+    #[test]
+    fn every_series_is_drawn_inside_of_its_plot() {
+        let point = |varied: Varied, side: usize| {
+            let mut size = Size { m: 2048, n: 2048, rank: 512 };
+            match varied {
+                Varied::M => size.m = side,
+                Varied::N => size.n = side,
+                Varied::Rank => size.rank = side,
+            }
+            let report = Report { seconds: [side as f64 * 1e-3; 8], ..Report::default() };
+            Point { varied, size, report, flop: 1e9 * side as f64, bytes: 1e9, flips: side }
+        };
+        let points: Vec<_> = (Varied::ALL.into_iter())
+            .flat_map(|varied| [1024, 2048, 4096].map(|side| point(varied, side)))
+            .collect();
+        let svg = svg(&points);
+        assert_eq!(svg.matches("<polyline").count(), 3 * (5 + 3));
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        let corners = svg.lines().filter_map(|line| line.split("points=\"").nth(1)?.split('"').next());
+        for (x, y) in corners.flat_map(|all| all.split(' ')).filter_map(|corner| corner.split_once(',')) {
+            let [x, y] = [x, y].map(|number| number.parse::<f64>().unwrap());
+            assert!((MARGIN..=3.0 * MARGIN + 2.0 * SIDE).contains(&x), "{x}");
+            assert!((MARGIN..=5.0 * MARGIN + 3.0 * SIDE).contains(&y), "{y}");
+        }
+        assert_eq!(table(&points).to_string().lines().count(), 2 + points.len());
+    }
+}
