@@ -27,11 +27,12 @@ struct Shape {
     items: usize,
 }
 
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     Shape { m: 1536, n: 576, r: 392, items: 1 },
     Shape { m: 1536, n: 576, r: 392, items: 14 },
     Shape { m: 576, n: 1536, r: 192, items: 14 },
     Shape { m: 4096, n: 11008, r: 1400, items: 1 },
+    Shape { m: 11008, n: 4096, r: 2960, items: 1 },
 ];
 
 /// Random numbers that every arena starts from, repeated.
@@ -87,6 +88,8 @@ struct Bench {
     shape: Shape,
     len: usize,
     used: usize,
+    /// Where large products take their operands apart.
+    parts: View,
 }
 
 impl Bench {
@@ -97,9 +100,10 @@ impl Bench {
         let mut random = SplitMix64::new(1);
         let noise: Vec<f32> = (0..NOISE).map(|_| random.signed() as f32).collect();
         let len = NOISE + len * items;
-        let mut arena = Arena::new(device, len)?;
+        let parts = View::vector(len.next_multiple_of(64), 2 * (m + n) * n + 128);
+        let mut arena = Arena::new(device, parts.at + parts.len())?;
         arena.write(0, &noise);
-        Ok(Self { arena, shape, len, used: 0 })
+        Ok(Self { arena, shape, len, used: 0, parts })
     }
 
     /// One matrix for each problem.
@@ -157,8 +161,15 @@ impl Bench {
         ];
         for (name, pairs, make) in cases {
             let products: Vec<_> = (0..items).map(make).collect();
-            let ms = self.time(5, |arena| gemm(arena, &products))?;
-            println!("gemm {name}: {ms:.3} ms, {:.1} TFLOP/s", 2e-9 * (pairs * items) as f64 / ms);
+            let apart: Vec<_> = products.iter().map(|product| product.in_parts(self.parts)).collect();
+            let (whole, apart) =
+                (self.time(5, |arena| gemm(arena, &products))?, self.time(5, |arena| gemm(arena, &apart))?);
+            let rate = |ms: f64| 2e-9 * (pairs * items) as f64 / ms;
+            println!(
+                "gemm {name}: {whole:.3} ms, {:.1} TFLOP/s; in parts {apart:.3} ms, {:.1}",
+                rate(whole),
+                rate(apart)
+            );
         }
         Ok(())
     }
@@ -203,6 +214,7 @@ impl Bench {
                 blocks: blocks[i],
                 inverses: inverses[i],
                 status: status[i],
+                parts: self.parts,
             })
             .collect();
         let solves: Vec<_> =
@@ -243,7 +255,15 @@ impl Bench {
         let (done, status) = (self.vectors(1), self.vectors(1));
         status.iter().for_each(|at| self.arena.write(*at, &[0.0]));
         let items: Vec<_> = (0..items)
-            .map(|i| Polar { a: a[i], x: x[i], y: y[i], m: m[i], done: done[i], status: status[i] })
+            .map(|i| Polar {
+                a: a[i],
+                x: x[i],
+                y: y[i],
+                m: m[i],
+                done: done[i],
+                status: status[i],
+                parts: self.parts,
+            })
             .collect();
         let ms = self.time(2, |arena| polar_batch(arena, &items))?;
         println!("polar factors of order {r}: {ms:.3} ms");
@@ -346,6 +366,7 @@ impl Bench {
                 flips: flips[i],
                 ks: ks[i],
                 errors: errors[i],
+                parts: self.parts,
             })
             .collect();
         self.arena.finish()?;

@@ -251,7 +251,8 @@ fn systems_of_order_one_and_two() {
 #[test]
 fn factors_solutions_and_inverses() {
     let Some(card) = card() else { return };
-    for n in [1, 63, 64, 65, 200, 577] {
+    // From 1,536 on by blocks of panels.
+    for n in [1, 63, 64, 65, 200, 577, 1537, 1664] {
         let mut layout = Layout::default();
         let (a, out, work) = (layout.spd(n, 0.1), layout.view(n, n, 0), layout.view(n, n, 0));
         let len = SpdFactor::blocks_len(n);
@@ -261,6 +262,7 @@ fn factors_solutions_and_inverses() {
             blocks: layout.zeros(len),
             inverses: layout.zeros(len),
             status: layout.zeros(1),
+            parts: View::EMPTY,
         };
         let (b, x, scratch) = (layout.vector(n), layout.zeros(n), layout.zeros(n));
         let results = layout.both(&card, |arena| {
@@ -285,7 +287,7 @@ fn a_matrix_without_a_factor_says_so_and_leaves_the_solution() {
     layout.numbers[a.at + 100 * n + 3] = 50.0;
     let len = SpdFactor::blocks_len(n);
     let [d, blocks, inverses, status] = [n, len, len, 1].map(|len| layout.zeros(len));
-    let factor = SpdFactor { a, d, blocks, inverses, status };
+    let factor = SpdFactor { a, d, blocks, inverses, status, parts: View::EMPTY };
     let (b, x, work) = (layout.vector(n), layout.vector(n), layout.zeros(n));
     let (host, card) = layout.both(&card, |arena| {
         spd_factor(arena, &[factor]);
@@ -303,10 +305,66 @@ fn polar_factors_are_orthogonal() {
         let [a, x, y, m] = [(); 4].map(|()| layout.view(r, r, 0));
         (0..r).for_each(|i| layout.numbers[a.at + i * r + i] += 2.0);
         let (done, status) = (layout.zeros(1), layout.zeros(1));
-        let results = layout.both(&card, |arena| polar_batch(arena, &[Polar { a, x, y, m, done, status }]));
+        let results = layout.both(&card, |arena| {
+            polar_batch(arena, &[Polar { a, x, y, m, done, status, parts: View::EMPTY }])
+        });
         assert_eq!((results.1[done], results.1[status]), (1.0, 0.0));
         assert_near("the polar factor", x, &results, 1e-3);
     }
+}
+
+/// Sums of products of random numbers, against the host's: in parts nothing but f32's own rounding is lost.
+#[test]
+fn large_products_in_parts_keep_the_precision_of_f32() {
+    let Some(card) = card() else { return };
+    let (m, n, k) = (1400, 1304, 1304);
+    let mut layout = Layout::default();
+    let (a, b, s) = (layout.view(m, k, 0), layout.view(k, n, 8), layout.signs(n, k));
+    let [c, signed, h, masked, flipped] = [(); 5].map(|()| layout.view(m, n, 0));
+    // Tall enough for bands.
+    let (lower, left) = (layout.view(2112, 2112, 0), layout.view(2112, 512, 0));
+    let room = 2 * (m + n) * k + 64;
+    let parts = View::vector(layout.zeros(room), room);
+    let results = layout.both(&card, |arena| {
+        let product = |b: View, c: View| Gemm::new(a, b, c).in_parts(parts);
+        let products = [
+            product(b, c).alpha(0.5).beta(2.0),
+            product(s, signed).b_transposed().b_signs(),
+            product(b, masked).hadamard(h),
+            product(b, flipped).sign(),
+            Gemm::new(left, left, lower).b_transposed().lower().in_parts(parts),
+        ];
+        gemm(arena, &products);
+    });
+    for (what, view) in [("C", c), ("C of signs", signed), ("C o H", masked)] {
+        assert_near(what, view, &results, 2e-6);
+    }
+    assert!(signs_apart(flipped, &results) < 1e-5);
+    for i in (0..2112).step_by(37) {
+        assert_near("a row of the lower product", lower.part((i, 0), (1, i + 1)), &results, 1e-5);
+    }
+}
+
+#[test]
+fn polar_factors_that_fill_a_card_are_orthogonal() {
+    let Some(card) = card() else { return };
+    let r = 1304;
+    let mut layout = Layout::default();
+    let [a, x, y, m] = [(); 4].map(|()| layout.view(r, r, 0));
+    (0..r).for_each(|i| layout.numbers[a.at + i * r + i] += 8.0);
+    let (done, status) = (layout.zeros(1), layout.zeros(1));
+    let parts = View::vector(layout.zeros(4), 4);
+    let polar = Polar { a, x, y, m, done, status, parts };
+    let results = layout.both(&card, |arena| {
+        polar_batch(arena, &[polar]);
+        gemm(arena, &[Gemm::new(x, x, m).a_transposed()]);
+    });
+    assert_eq!((results.1[done], results.1[status]), (1.0, 0.0));
+    // Steps in TF32 leave the rotation off by their rounding, its columns orthogonal.
+    assert_near("the polar factor", x, &results, 5e-3);
+    let apart = |(i, j): (usize, usize)| results.1[m.at + i * r + j] - if i == j { 1.0 } else { 0.0 };
+    let sum: f32 = (0..r * r).map(|k| apart((k / r, k % r)).powi(2)).sum();
+    assert!(sum.sqrt() <= 1e-5 * (r as f32).sqrt(), "{}", sum.sqrt());
 }
 
 #[test]
@@ -360,7 +418,8 @@ fn column_searches() {
             }
         }
         let (scale, flips) = (layout.zeros(n), layout.zeros(n));
-        let item = ColumnSearchItem { signs, b, k, r_transposed, scale, flips, ks, errors };
+        let item =
+            ColumnSearchItem { signs, b, k, r_transposed, scale, flips, ks, errors, parts: View::EMPTY };
         let results = layout.both(&card, |arena| column_search_batch(arena, &[item]));
         assert!(results.0[flips..flips + n].iter().sum::<f32>() > 0.0);
         let first = View { rows: 1, ..signs };

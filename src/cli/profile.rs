@@ -75,7 +75,7 @@ impl<'a> Profile<'a> {
 /// What the columns are.
 const NOTE: &str = "target: two-stream targets in f64, on the host. spectrum: eigenvalues in f64, on NVIDIA cards by their library, elsewhere on the host. Tensors of a block \
                     go side by side, so a tensor's seconds are those from the block's start to its end; on NVIDIA cards \
-                    so do the two numbers of paths, whose steps' seconds add up.";
+                    so do up to four batches, whose steps' seconds add up.";
 
 impl State {
     fn end_stage(&mut self) {

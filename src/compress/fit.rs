@@ -43,7 +43,7 @@ pub fn check_fits(
             let Assignment::Pack(budget) = assignment else { continue };
             let [rows, cols] = name.shape(config);
             for (paths, rank) in forms(recipe, (rows, cols), *budget).into_iter().flatten() {
-                let needed = alone((rows, cols), (paths, rank));
+                let needed = alone(device, (rows, cols), (paths, rank));
                 if needed > free {
                     let (tensor, device, rank) = (name.prefix(layer), device.name(), rank.rank);
                     let (needed_mib, free_mib) = ((4 * needed).div_ceil(1 << 20), (4 * free) >> 20);

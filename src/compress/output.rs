@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 use safetensors::{Dtype as StoredDtype, View};
 use serde_json::{Value, json};
 
@@ -158,13 +159,19 @@ fn check_stored(tensor: &Tensor, dtype: Dtype) -> Result<(), OutputError> {
     }
 }
 
+/// Rows that one thread looks through at a time.
+const ROWS: usize = 256;
+
 /// Row, column and value of the first number that is like this.
-fn find(tensor: &Tensor, like: impl Fn(f32) -> bool) -> Option<(usize, usize, f32)> {
-    let mut numbers = vec![0.0; tensor.cols()];
-    (0..tensor.rows()).find_map(|row| {
-        tensor.read_row(row, &mut numbers);
-        numbers.iter().position(|v| like(*v)).map(|col| (row, col, numbers[col]))
-    })
+fn find(tensor: &Tensor, like: impl Fn(f32) -> bool + Sync) -> Option<(usize, usize, f32)> {
+    let in_rows = |part: usize| {
+        let mut numbers = vec![0.0; tensor.cols()];
+        (part * ROWS..tensor.rows().min((part + 1) * ROWS)).find_map(|row| {
+            tensor.read_row(row, &mut numbers);
+            numbers.iter().position(|v| like(*v)).map(|col| (row, col, numbers[col]))
+        })
+    };
+    (0..tensor.rows().div_ceil(ROWS)).into_par_iter().find_map_first(in_rows)
 }
 
 /// What every linear layer became, and every tensor to store, by name.

@@ -58,8 +58,13 @@ pub fn pack(
         check_fits(device, &params.recipe, config, &assignments)?;
     }
     let tokenizer = checkpoint.tokenizer()?;
-    output::check_numbers(checkpoint, &assignments)?;
-    let draft = draft(checkpoint, &tokenizer, params.texts, params.calibration, &params.recipe)?;
+    let (texts, calibration, recipe) = (params.texts, params.calibration, &params.recipe);
+    let (draft, (checked, model)) = rayon::join(
+        || draft(checkpoint, &tokenizer, texts, calibration, recipe),
+        || rayon::join(|| output::check_numbers(checkpoint, &assignments), || checkpoint.fingerprint()),
+    );
+    checked?;
+    let draft = draft?;
     match &draft {
         Some(draft) => {
             warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer)
@@ -70,7 +75,7 @@ pub fn pack(
     let tuner = params.recipe.tunes().then(|| Tuner::new(params.encoder.device())).transpose()?;
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").into(),
-        model: checkpoint.fingerprint(),
+        model,
         recipe: params.recipe,
         plan: params.plan,
         calibration: draft.as_ref().map(Draft::record),

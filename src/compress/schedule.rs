@@ -1,6 +1,13 @@
 //! All tensors of a stage on one device: side by side as far as its memory goes, largest first.
 
-use super::batch::{Candidate, CandidateError, Report, SiteInput, Task, check_rank, encode_batch, predict};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+
+use super::batch::{
+    Candidate, CandidateError, Report, SiteInput, Task, check_rank, encode_batch, fills_a_card, parts,
+    predict,
+};
 use super::encoder::EncodedBy;
 use super::recipe::{PathChoice, Recipe};
 use super::tensor::{Packed, Quality};
@@ -48,6 +55,8 @@ pub struct Scheduler {
 /// One queue of batches.
 struct Lane {
     device: Device,
+    /// Where lanes compete, those of a lower rank go first.
+    rank: usize,
     arena: Option<Arena>,
 }
 
@@ -55,16 +64,19 @@ struct Lane {
 #[cfg(feature = "cuda")]
 const SHARE: f64 = 0.75;
 
+/// Batches that a card works on at once: tensors with the longest inputs and the others, in one path and in two.
+#[cfg(feature = "cuda")]
+const LANES: usize = 4;
+
 impl Scheduler {
-    /// A card gets two lanes, one for each number of paths: a chain of small steps leaves most of it idle. Elsewhere
-    /// there is one queue.
+    /// A card gets several lanes: a chain of small steps leaves most of it idle. Elsewhere there is one queue.
     pub fn new(device: Device) -> Self {
         let lanes = match device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => 2,
+            Device::Cuda(_) => LANES,
             _ => 1,
         };
-        let lanes = (0..lanes).map(|_| Lane { device: device.clone(), arena: None }).collect();
+        let lanes = (0..lanes).map(|rank| Lane { device: device.clone(), rank, arena: None }).collect();
         Self { device, lanes, most: None }
     }
 
@@ -74,17 +86,16 @@ impl Scheduler {
         Self { most: Some(numbers), ..Self::new(device) }
     }
 
-    /// The lanes that a stage gets, and the most numbers that a batch of one may take. A stage with a tensor that needs
-    /// more than a lane's share has one lane.
-    fn open_lanes(&mut self, largest: usize) -> (&mut [Lane], Result<usize, DeviceError>) {
-        let count = self.lanes.len();
-        match self.most() {
-            Ok(most) if largest > most / count => {
-                self.lanes[1..].iter_mut().for_each(|lane| lane.arena = None);
-                (&mut self.lanes[..1], Ok(most.min(u32::MAX as usize)))
-            }
-            found => (&mut self.lanes, found.map(|most| (most / count).min(u32::MAX as usize))),
+    /// The lanes that a stage gets, and the most numbers that a batch of one may take: as many as have room for the
+    /// largest tensor each.
+    fn open_lanes(&mut self, largest: usize) -> Result<(&mut [Lane], usize), DeviceError> {
+        let most = self.most()?;
+        let mut count = self.lanes.len();
+        while count > 1 && largest > most / count {
+            count /= 2;
         }
+        self.lanes[count..].iter_mut().for_each(|lane| lane.arena = None);
+        Ok((&mut self.lanes[..count], (most / count).min(u32::MAX as usize)))
     }
 
     /// The most numbers that batches may take together.
@@ -109,7 +120,7 @@ impl Lane {
         if self.arena.as_ref().is_none_or(|arena| arena.len() < numbers) {
             // The old one first: both may not fit.
             self.arena = None;
-            self.arena = Some(Arena::new(&self.device, numbers)?);
+            self.arena = Some(Arena::ranked(&self.device, numbers, self.rank)?);
         }
         Ok(self.arena.as_mut().expect("made above"))
     }
@@ -145,23 +156,33 @@ pub fn encode_stage(
         }
     }
     let mut collected = Collected::new(scheduler.device.clone(), wanted, sites, &units);
+    let device = scheduler.device.clone();
     let needed = |unit: &Unit| {
         let want = &wanted[unit.tensor];
-        alone((want.rows, sites[want.site].width), (unit.paths, unit.rank))
+        alone(&device, (want.rows, sites[want.site].width), (unit.paths, unit.rank))
     };
     let largest = units.iter().map(needed).max().unwrap_or(0);
-    let (lanes, limit) = scheduler.open_lanes(largest);
-    let count = lanes.len();
+    let (lanes, limit) = match scheduler.open_lanes(largest) {
+        Ok(found) => found,
+        Err(error) => {
+            collected.take(units, Err(error), &mut done);
+            return collected.report;
+        }
+    };
+    let groups = if lanes.len() > 1 { grouped(&units, wanted, sites) } else { vec![units] };
+    let batches: VecDeque<_> =
+        groups.iter().flat_map(|group| batches(&device, group, wanted, sites, limit)).collect();
+    let batches = Mutex::new(batches);
+    let next = || batches.lock().unwrap_or_else(|e| e.into_inner()).pop_front();
     std::thread::scope(|scope| {
         let (send, receive) = std::sync::mpsc::channel();
-        for (k, lane) in lanes.iter_mut().enumerate() {
-            let own: Vec<Unit> =
-                units.iter().copied().filter(|unit| unit.paths % count == k % count).collect();
-            let (send, limit) = (send.clone(), limit.clone());
+        for lane in lanes {
+            let (send, next) = (send.clone(), &next);
+            // The batches that take longest go to the lanes that go first.
+            let mut batch = next();
             let work = move || {
-                let batches = batches(&own, wanted, sites, *limit.as_ref().unwrap_or(&usize::MAX));
-                for batch in batches {
-                    let ran = limit.clone().and_then(|_| run(lane, recipe, sites, wanted, &batch));
+                while let Some(batch) = batch.take().or_else(next) {
+                    let ran = run(lane, recipe, sites, wanted, &batch);
                     // What is in the arena of a device that failed is worth nothing.
                     if ran.is_err() {
                         lane.arena = None;
@@ -176,6 +197,20 @@ pub fn encode_stage(
         receive.into_iter().for_each(|(batch, ran)| collected.take(batch, ran, &mut done));
     });
     collected.report
+}
+
+/// The units for lanes side by side, those with the longest chains of steps first: two paths apart from one. Where products
+/// fill the card by themselves, also long inputs apart from short ones: what is left to go side by side there are the
+/// steps over the columns of the input.
+fn grouped(units: &[Unit], wanted: &[Wanted<'_>], sites: &[SiteInput<'_>]) -> Vec<Vec<Unit>> {
+    let mut groups: BTreeMap<_, Vec<Unit>> = BTreeMap::new();
+    for unit in units {
+        let want = &wanted[unit.tensor];
+        let width = sites[want.site].width;
+        let length = if fills_a_card(want.rows, width) { width } else { 0 };
+        groups.entry((Reverse(length), Reverse(unit.paths))).or_default().push(*unit);
+    }
+    groups.into_values().collect()
 }
 
 /// What is known of each tensor's forms; nothing once it is done.
@@ -253,20 +288,36 @@ pub(super) fn forms(
 }
 
 /// Numbers that one form of an m x n tensor takes in a batch of its own.
-pub(super) fn alone((m, n): (usize, usize), (paths, rank): (usize, Rank)) -> usize {
+pub(super) fn alone(device: &Device, (m, n): (usize, usize), (paths, rank): (usize, Rank)) -> usize {
     let task = Task { weight: &[], rows: m, site: 0, candidates: vec![(paths, rank.rank)] };
-    predict(&[SiteInput { width: n, grams: None, damping: None }], &[task])
+    numbers(device, &[SiteInput { width: n, grams: None, damping: None }], &[task])
+}
+
+/// Numbers that a batch takes on a device.
+fn numbers(device: &Device, sites: &[SiteInput<'_>], tasks: &[Task<'_>]) -> usize {
+    let behind = match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => parts(sites, tasks),
+        _ => 0,
+    };
+    predict(sites, tasks) + behind
 }
 
 /// Cuts the units, in their order, into batches that fit; one that does not fit alone is a batch of its own, and the
 /// device will say so.
-fn batches(units: &[Unit], wanted: &[Wanted<'_>], sites: &[SiteInput<'_>], limit: usize) -> Vec<Vec<Unit>> {
+fn batches(
+    device: &Device,
+    units: &[Unit],
+    wanted: &[Wanted<'_>],
+    sites: &[SiteInput<'_>],
+    limit: usize,
+) -> Vec<Vec<Unit>> {
     let mut batches: Vec<Vec<Unit>> = Vec::new();
     for unit in units {
         if let Some(last) = batches.last_mut() {
             last.push(*unit);
             let (inputs, tasks, _) = layout(last, wanted, sites);
-            if predict(&inputs, &tasks) <= limit {
+            if numbers(device, &inputs, &tasks) <= limit {
                 continue;
             }
             last.pop();
@@ -311,7 +362,7 @@ fn run(
     batch: &[Unit],
 ) -> Ran {
     let (inputs, tasks, places) = layout(batch, wanted, sites);
-    let arena = lane.arena(predict(&inputs, &tasks))?;
+    let arena = lane.arena(numbers(&lane.device, &inputs, &tasks))?;
     let (results, report) = encode_batch(arena, &inputs, &tasks, &recipe.params)?;
     let mut results: Vec<Vec<Option<_>>> =
         results.into_iter().map(|task| task.into_iter().map(Some).collect()).collect();

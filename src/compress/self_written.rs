@@ -94,7 +94,7 @@ pub fn write(
 
 /// What each of `count` texts begins with: pieces from anywhere in the given text, spread evenly over the texts, and
 /// nothing for the others.
-fn pieces<'a>(given: &'a [u32], count: usize, len: usize, params: WriteParams) -> Vec<&'a [u32]> {
+fn pieces(given: &[u32], count: usize, len: usize, params: WriteParams) -> Vec<&[u32]> {
     let mut random = SplitMix64::new(!params.seed);
     let places = (given.len() + 1).saturating_sub(len) as u64;
     let piece = |index: usize| {

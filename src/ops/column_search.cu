@@ -242,5 +242,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) column_search(float* arena
     else if (r <= 1024) columns<8, 4>(arena, item, shared);
     else if (r <= 1536) columns<12, 4>(arena, item, shared);
     else if (r <= MOST_PREPARED) columns<16, 4>(arena, item, shared);
+    else if (r <= 3072) columns<12, 8>(arena, item, shared);
     else columns<16, 8>(arena, item, shared);
 }

@@ -40,6 +40,8 @@ pub struct ColumnSearchItem {
     pub ks: View,
     /// Scratch: the errors of a block of columns, [`BLOCK`] x r
     pub errors: View,
+    /// Where large products take their operands apart ([`Gemm::in_parts`])
+    pub parts: View,
 }
 
 /// Signs and scales of all problems; see [`column_search`](super::column_search::column_search) for the formulas.
@@ -47,8 +49,9 @@ pub struct ColumnSearchItem {
 /// Blocks of at most [`BLOCK`] columns of all problems go side by side: one launch for the columns, one product for the
 /// error that is carried on.
 pub fn column_search_batch(arena: &mut Arena, items: &[ColumnSearchItem]) {
-    let products: Vec<_> = items.iter().map(|item| Gemm::new(item.signs, item.k, item.ks)).collect();
-    gemm(arena, &products);
+    let start =
+        |item: &ColumnSearchItem| Gemm::new(item.signs, item.k, item.ks).a_signs().in_parts(item.parts);
+    gemm(arena, &items.iter().map(start).collect::<Vec<_>>());
     // What becomes of an item does not depend on the others, so each has its own blocks.
     let blocks: Vec<_> = items.iter().map(|item| (item, block(arena, item.signs.cols))).collect();
     let last = blocks.iter().map(|(item, block)| item.signs.rows.div_ceil(*block)).max().unwrap_or(0);
@@ -83,7 +86,8 @@ fn carry_on(&Part { item, start, block }: &Part<'_>) -> Option<Gemm> {
     (rest > 0).then(|| {
         let feedback = item.r_transposed.part((start + width, start), (rest, width));
         let errors = item.errors.part((0, 0), (width, r));
-        Gemm::new(feedback, errors, item.b.part((start + width, 0), (rest, r))).alpha(-1.0).beta(1.0)
+        let later = item.b.part((start + width, 0), (rest, r));
+        Gemm::new(feedback, errors, later).alpha(-1.0).beta(1.0).in_parts(item.parts)
     })
 }
 
@@ -93,7 +97,7 @@ fn search_parts(arena: &mut Arena, parts: &[Part<'_>]) {
     }
     let mut table = Table::new(20);
     for Part { item, start, block } in parts {
-        let ColumnSearchItem { signs: s, b, k, r_transposed: rt, scale, flips, ks, errors: e } = item;
+        let ColumnSearchItem { signs: s, b, k, r_transposed: rt, scale, flips, ks, errors: e, .. } = item;
         let (n, r) = (s.rows, s.cols);
         let tolerances = [FLIP_TOLERANCE_F32, SCALE_TOLERANCE].map(float_word);
         let words = [

@@ -2,17 +2,11 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
-use crate::device::arena::{Arena, Memory, Operand, Precision, Product, Program, Table, View, float_word};
+use super::gemm_library::split_off;
+use crate::device::arena::{Arena, Memory, Precision, Program, Table, View, float_word};
 
 /// Rows and columns of C that one workgroup computes.
 pub const TILE: usize = 64;
-
-/// Multiply-add pairs from which a product without extras is left to the device's library, where it has one: it fills
-/// the device alone then.
-const LIBRARY: usize = 1 << 31;
-
-/// The same for products that may be rounded to TF32: tensor cores are that much faster than the kernel.
-const TF32_LIBRARY: usize = 1 << 28;
 
 /// Columns of a symmetric product that the host computes at once; see [`syrk`](super::syrk).
 const HOST_BLOCK: usize = 256;
@@ -20,11 +14,14 @@ const HOST_BLOCK: usize = 256;
 pub(super) static GEMM: Program = program!("gemm", "gemm", 256, [("TILE", TILE as u32)]);
 pub(super) static GEMM_TF32: Program = cuda_program!("gemm_tf32", "gemm_tf32", 256, [("TILE", TILE as u32)]);
 
-const A_TRANSPOSED: usize = 1;
-const B_TRANSPOSED: usize = 2;
-const LOWER: usize = 4;
-const SIGN: usize = 8;
-const HADAMARD: usize = 16;
+pub(super) const A_TRANSPOSED: usize = 1;
+pub(super) const B_TRANSPOSED: usize = 2;
+pub(super) const LOWER: usize = 4;
+pub(super) const SIGN: usize = 8;
+pub(super) const HADAMARD: usize = 16;
+/// Kernels do not look at these.
+pub(super) const A_SIGNS: usize = 32;
+pub(super) const B_SIGNS: usize = 64;
 
 /// The word of an operand that is not there.
 pub(super) const NONE: usize = u32::MAX as usize;
@@ -41,22 +38,23 @@ pub(super) const NONE: usize = u32::MAX as usize;
 /// | f | identity, or the sign with [`sign`](Self::sign), sign(0) = +1 | |
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm {
-    a: View,
-    b: View,
-    c: View,
+    pub(super) a: View,
+    pub(super) b: View,
+    pub(super) c: View,
     flags: usize,
-    alpha: f32,
-    beta: f32,
-    diagonal: f32,
-    hadamard: Option<View>,
-    skip: Option<usize>,
-    precision: Precision,
+    pub(super) alpha: f32,
+    pub(super) beta: f32,
+    pub(super) diagonal: f32,
+    pub(super) hadamard: Option<View>,
+    pub(super) skip: Option<usize>,
+    pub(super) precision: Precision,
+    pub(super) parts: View,
 }
 
 impl Gemm {
     pub fn new(a: View, b: View, c: View) -> Self {
-        let (hadamard, skip, precision) = (None, None, Precision::F32);
-        Self { a, b, c, flags: 0, alpha: 1.0, beta: 0.0, diagonal: 0.0, hadamard, skip, precision }
+        let (hadamard, skip, precision, parts) = (None, None, Precision::F32, View::EMPTY);
+        Self { a, b, c, flags: 0, alpha: 1.0, beta: 0.0, diagonal: 0.0, hadamard, skip, precision, parts }
     }
 
     pub fn a_transposed(self) -> Self {
@@ -98,17 +96,35 @@ impl Gemm {
         Self { skip: Some(at), ..self }
     }
 
+    /// A product that fills a card alone is done by its tensor cores, each operand as the sum of two numbers of 11 bits
+    /// (`A = A₁ + A₂`, `AB ≈ A₁B₁ + A₁B₂ + A₂B₁`): what is left out is 2⁻²² of a term, less than the rounding of an f32 sum
+    /// of a few. `parts` is where the four go, scratch that products one after another may share; one that needs more is
+    /// not taken apart.
+    pub fn in_parts(self, parts: View) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// A holds ±1 alone, which saves work where operands are taken in parts.
+    pub fn a_signs(self) -> Self {
+        Self { flags: self.flags | A_SIGNS, ..self }
+    }
+
+    /// B holds ±1 alone.
+    pub fn b_signs(self) -> Self {
+        Self { flags: self.flags | B_SIGNS, ..self }
+    }
+
     /// How a card may round the operands of a product without extras; f32 everywhere else.
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
     }
 
-    fn has(&self, flag: usize) -> bool {
+    pub(super) fn has(&self, flag: usize) -> bool {
         self.flags & flag != 0
     }
 
     /// (m, n, k)
-    fn shape(&self) -> (usize, usize, usize) {
+    pub(super) fn shape(&self) -> (usize, usize, usize) {
         (self.c.rows, self.c.cols, if self.has(A_TRANSPOSED) { self.a.rows } else { self.a.cols })
     }
 
@@ -122,27 +138,8 @@ impl Gemm {
         assert!(h == (m, n) && (self.hadamard.is_none() || self.beta == 0.0), "H is {h:?}, C is {m}x{n}");
     }
 
-    fn has_extras(&self) -> bool {
+    pub(super) fn has_extras(&self) -> bool {
         self.has(LOWER | SIGN | HADAMARD) || self.diagonal != 0.0 || self.skip.is_some()
-    }
-
-    /// This product as a library takes it, where it is large and has no extras.
-    fn for_library(&self) -> Option<Product> {
-        let (m, n, k) = self.shape();
-        let operand =
-            |flag, view| if self.has(flag) { Operand::Transposed(view) } else { Operand::Plain(view) };
-        let least = match self.precision {
-            Precision::F32 => LIBRARY,
-            Precision::Tf32 => TF32_LIBRARY,
-        };
-        (m * n * k >= least && !self.has_extras()).then(|| Product {
-            a: operand(A_TRANSPOSED, self.a),
-            b: operand(B_TRANSPOSED, self.b),
-            c: self.c,
-            alpha: self.alpha,
-            beta: self.beta,
-            precision: self.precision,
-        })
     }
 
     /// The words of the kernel.
@@ -170,10 +167,7 @@ pub fn gemm(arena: &mut Arena, items: &[Gemm]) {
     }
     let (mut exact, mut rounded) = (Table::new(17), Table::new(17));
     let on_tensor_cores = arena.has_tensor_cores();
-    for item in items {
-        if item.for_library().is_some_and(|product| arena.product(&product)) {
-            continue;
-        }
+    for item in split_off(arena, items) {
         let (m, n, _) = item.shape();
         let may_round = item.precision == Precision::Tf32 && !item.has_extras();
         let table = if may_round && on_tensor_cores { &mut rounded } else { &mut exact };

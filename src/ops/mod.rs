@@ -68,6 +68,7 @@ pub mod gather;
 pub mod gauge_rows;
 pub mod geglu;
 pub mod gemm;
+pub(crate) mod gemm_library;
 pub mod log_softmax;
 pub mod matmul;
 pub mod matvec;

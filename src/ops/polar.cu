@@ -37,9 +37,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) polar_scale(float* arena, 
     for (u32 k = threadIdx.x; k < r * r; k += THREADS) x[k] = failed ? 0.0f : a[k] * factor;
 }
 
-// done <- 1 where 2 |M - I| in the Frobenius norm is at most the tolerance, or where status is not 0; the last check
+// done <- 1 where 2 |M - unit I| in the Frobenius norm is at most the tolerance, or where status is not 0; the last check
 // makes status 1 where that is not so.
-// words: m r done status tolerance last
+// words: m r done status tolerance last unit
 extern "C" __global__ void __launch_bounds__(THREADS) polar_check(float* arena, const u32* table) {
     __shared__ float parts[32];
     u32 group = group_index();
@@ -49,11 +49,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) polar_check(float* arena, 
     u32 r = item[1];
     bool done = arena[item[2]] != 0.0f, failed = arena[item[3]] != 0.0f;
     if (done) return;
-    float sum = 0.0f;
+    float sum = 0.0f, unit = float_of(item[6]);
     for (u32 i = threadIdx.x / 32; i < r; i += THREADS / 32)
 #pragma unroll 16
         for (u32 k = threadIdx.x % 32; k < r; k += 32) {
-            float d = m[(size_t)i * r + k] - (i == k ? 1.0f : 0.0f);
+            float d = m[(size_t)i * r + k] - (i == k ? unit : 0.0f);
             sum += d * d;
         }
     sum = group_sum(sum, parts);

@@ -51,9 +51,9 @@ fn polar_scale(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups:
     }
 }
 
-// done <- 1 where 2 |M - I| (Frobenius) is at most the tolerance, or the status was raised; in the last call an item
+// done <- 1 where 2 |M - unit I| (Frobenius) is at most the tolerance, or the status was raised; in the last call an item
 // that is not done raises the status.
-// words: m_at r done_at status_at tolerance last
+// words: m_at r done_at status_at tolerance last unit
 @compute @workgroup_size(THREADS)
 fn polar_check(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups: vec3u,
                @builtin(local_invocation_index) thread: u32) {
@@ -69,7 +69,7 @@ fn polar_check(@builtin(workgroup_id) w: vec3u, @builtin(num_workgroups) groups:
         for (var step = 0u; step < 8u; step++) {
             let entry = first + step * THREADS;
             if entry >= r * r { continue; }
-            let d = arena[table[item] + entry] - select(0.0, 1.0, entry / r == entry % r);
+            let d = arena[table[item] + entry] - select(0.0, bitcast<f32>(table[item + 6u]), entry / r == entry % r);
             sum += d * d;
         }
     }

@@ -10,8 +10,11 @@ pub(super) static SCALE: Program = program!("scale", "scale", 256, [("ENTRIES", 
 
 const SIGN: usize = 1;
 const ADD: usize = 2;
+const TIMES: usize = 4;
+const LEADING: usize = 8;
+const REST: usize = 16;
 
-/// One scaling of a batch: `out ← diag(row)·f(A)·diag(col)`, or added to what is there.
+/// One scaling of a batch: `out ← diag(row)·f(A)·diag(col)`, or added to what is there, or multiplied with it entry by entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     a: View,
@@ -42,9 +45,24 @@ impl Scale {
         Self { flags: self.flags | SIGN, ..self }
     }
 
+    /// f keeps the 11 leading bits, rounded: what tensor cores read of an f32.
+    pub fn leading(self) -> Self {
+        Self { flags: self.flags | LEADING, ..self }
+    }
+
+    /// f is the 11 leading bits of what [`leading`](Self::leading) leaves; 2⁻²³ of a number is then still missing.
+    pub fn rest(self) -> Self {
+        Self { flags: self.flags | REST, ..self }
+    }
+
     /// Adds to `out`.
     pub fn add(self) -> Self {
         Self { flags: self.flags | ADD, ..self }
+    }
+
+    /// Multiplies `out`, entry by entry.
+    pub fn times(self) -> Self {
+        Self { flags: self.flags | TIMES, ..self }
     }
 }
 
@@ -73,6 +91,11 @@ pub(super) fn sign(x: f32) -> f32 {
     if x < 0.0 { -1.0 } else { 1.0 }
 }
 
+/// The 11 leading bits, rounded to nearest, away from zero in the middle; what is not finite stays.
+fn leading(x: f32) -> f32 {
+    if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & 0xffff_e000) } else { x }
+}
+
 fn on_host(memory: Memory, item: &Scale) {
     // SAFETY: vectors are read only; a row of `out` is written by this item alone, after it was read where it is A.
     let vector = |at: usize, len: usize| unsafe { memory.row(View::vector(at, len), 0) };
@@ -88,9 +111,18 @@ fn on_host(memory: Memory, item: &Scale) {
             // SAFETY: entry j of a row of both views.
             unsafe {
                 let a = *a.add(j);
-                let value = if item.flags & SIGN != 0 { sign(a) } else { a };
+                let value = match item.flags & (SIGN | LEADING | REST) {
+                    SIGN => sign(a),
+                    LEADING => leading(a),
+                    REST => leading(a - leading(a)),
+                    _ => a,
+                };
                 let value = factor * value * col.map_or(1.0, |col| col[j]);
-                *out.add(j) = if item.flags & ADD != 0 { *out.add(j) + value } else { value };
+                *out.add(j) = match item.flags & (ADD | TIMES) {
+                    ADD => *out.add(j) + value,
+                    TIMES => *out.add(j) * value,
+                    _ => value,
+                };
             }
         }
     }

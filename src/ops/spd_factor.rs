@@ -15,6 +15,11 @@ use crate::device::arena::{Arena, Memory, Program, Table, View, float_word};
 /// Columns of a panel.
 pub const PANEL: usize = 64;
 
+/// Columns of a block of panels, and the order from which there are blocks: what lies right of a block is brought up to date
+/// by it alone, in one product that is deep enough for a library.
+const BLOCK: usize = 512;
+const BLOCKED: usize = 1536;
+
 /// Ridge of a factored matrix, which has ones on its diagonal: some roundings of f32, so that a matrix which is
 /// singular only to rounding still has a factor.
 pub const RIDGE: f32 = 1e-6;
@@ -53,6 +58,8 @@ pub struct SpdFactor {
     pub inverses: usize,
     /// 0, or one more than the index of a pivot that is not positive
     pub status: usize,
+    /// Where large products take their operands apart ([`Gemm::in_parts`])
+    pub parts: View,
 }
 
 impl SpdFactor {
@@ -86,17 +93,36 @@ pub fn spd_factor(arena: &mut Arena, items: &[SpdFactor]) {
                 (n - start).div_ceil(PANEL),
                 &[a.at, a.stride, n, start, blocks, inverses, item.status],
             );
-            if start + PANEL < n {
-                let rest = n - start - PANEL;
-                let panel = a.part((start + PANEL, start), (rest, PANEL));
-                let target = a.part((start + PANEL, start + PANEL), (rest, rest));
-                let update = Gemm::new(panel, panel, target).b_transposed().alpha(-1.0).beta(1.0);
-                trailing.push(update.lower().skip(item.status));
+            let end = block_end(n, start);
+            if start + PANEL < end {
+                let (at, rest) = (start + PANEL, n - start - PANEL);
+                let panel = a.part((at, start), (rest, PANEL));
+                let right = panel.part((0, 0), (end - at, PANEL));
+                let update = Gemm::new(panel, right, a.part((at, at), (rest, end - at)));
+                trailing.push(update.b_transposed().alpha(-1.0).beta(1.0).lower().skip(item.status));
             }
         }
         arena.queue(&FACTOR_PANEL, panels);
         gemm(arena, &trailing);
+        gemm(arena, &items.iter().filter_map(|item| behind_block(item, start)).collect::<Vec<_>>());
     }
+}
+
+/// Where the block ends that a panel belongs to.
+fn block_end(n: usize, start: usize) -> usize {
+    if n < BLOCKED { n } else { n.min((start / BLOCK + 1) * BLOCK) }
+}
+
+/// What the block whose last panel starts here takes off everything right of it.
+fn behind_block(item: &SpdFactor, start: usize) -> Option<Gemm> {
+    let (a, n) = (item.a, item.a.rows);
+    let end = block_end(n, start);
+    (start + PANEL == end && end < n).then(|| {
+        let rest = n - end;
+        let block = a.part((end, end - BLOCK), (rest, BLOCK));
+        let update = Gemm::new(block, block, a.part((end, end), (rest, rest))).b_transposed();
+        update.alpha(-1.0).beta(1.0).lower().in_parts(item.parts)
+    })
 }
 
 /// Makes A the whole of L, with zeros above its diagonal.
@@ -169,9 +195,11 @@ pub fn triangular_inverse(arena: &mut Arena, items: &[TriangularInverse]) {
                 let (low, rest) = (top + size, size.min(n - top - size));
                 let b = item.factor.a.part((low, top), (rest, size));
                 let work = item.work.part((low, top), (rest, size));
-                inner.push(Gemm::new(b, item.out.part((top, top), (size, size)), work));
+                let parts = item.factor.parts;
+                inner.push(Gemm::new(b, item.out.part((top, top), (size, size)), work).in_parts(parts));
                 let c = item.out.part((low, low), (rest, rest));
-                outer.push(Gemm::new(c, work, item.out.part((low, top), (rest, size))).alpha(-1.0));
+                let product = Gemm::new(c, work, item.out.part((low, top), (rest, size)));
+                outer.push(product.alpha(-1.0).in_parts(parts));
             }
         }
         gemm(arena, &inner);

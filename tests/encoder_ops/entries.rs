@@ -43,6 +43,37 @@ fn signs_are_taken_and_results_added_in_place() {
 }
 
 #[test]
+fn entries_are_multiplied_and_cut_in_two_of_eleven_bits() {
+    on_every_device(|sheet| {
+        let mut a = sheet.random(35, 70);
+        let special = [0.0, -0.0, 1.0, 1.0 + f64::from(f32::EPSILON), f64::from(f32::MAX) / 2.0];
+        a = sheet.fill(a.view, |i, j| if i == 0 && j < special.len() { special[j] } else { a.at(i, j) });
+        let [leading, rest] = [0; 2].map(|_| sheet.blank(35, 70));
+        let product = sheet.random(35, 70);
+        scale(
+            &mut sheet.arena,
+            &[
+                Scale::new(a.view, leading).leading(),
+                Scale::new(a.view, rest).rest(),
+                Scale::new(a.view, product.view).times(),
+            ],
+        );
+        let [leading, rest] = [leading, rest].map(|view| sheet.read(view));
+        for (k, (leading, rest)) in leading.iter().zip(&rest).enumerate() {
+            let a = a.values[k];
+            let low = |x: f64| (x as f32).to_bits() & 0x1fff;
+            assert_eq!((low(*leading), low(*rest)), (0, 0), "{a}: {leading} and {rest}");
+            assert!((leading + rest - a).abs() <= 2f64.powi(-23) * a.abs(), "{a}: {leading} and {rest}");
+        }
+        assert_close(&sheet.read(product.view), product.view, 1e35, |i, j| a.at(i, j) * product.at(i, j));
+        let infinite = sheet.matrix(1, 2, |_, j| if j == 0 { f64::INFINITY } else { f64::NAN });
+        scale(&mut sheet.arena, &[Scale::new(infinite.view, infinite.view).leading()]);
+        let found = sheet.read(infinite.view);
+        assert!(found[0] == f64::INFINITY && found[1].is_nan(), "{found:?}");
+    });
+}
+
+#[test]
 fn rows_and_columns_are_permuted() {
     on_every_device(|sheet| {
         for (rows, cols) in SHAPES {

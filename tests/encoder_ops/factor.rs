@@ -28,6 +28,7 @@ fn problem(sheet: &mut Sheet, a: View) -> SpdFactor {
         blocks: sheet.room(room),
         inverses: sheet.room(room),
         status: sheet.room(1),
+        parts: View::EMPTY,
     }
 }
 

@@ -1,8 +1,10 @@
-use lapidary::device::arena::View;
+use lapidary::device::arena::{Arena, Layout, View};
 use lapidary::ops::gauge_rows::{GaugeRows, gauge_rows};
+use lapidary::ops::gemm::{Gemm, gemm};
 use lapidary::ops::pair_solve::{PairSolve, Unknown, pair_solve};
 use lapidary::ops::polar_batch::{Polar, polar_batch};
 use lapidary::ops::rank_one_batch::{RankOne, rank_one_batch};
+use lapidary::ops::splitmix::SplitMix64;
 
 use super::{Given, Sheet, assert_close, on_every_device, rounding};
 
@@ -78,7 +80,7 @@ fn polar(sheet: &mut Sheet, r: usize, entry: impl Fn(usize, usize) -> f64) -> (G
     let mut square = || View::new(sheet.room(r * r), r, r);
     let [a, x, y, m] = [square(), square(), square(), square()];
     let status = sheet.matrix(1, 1, |_, _| 0.0).view.at;
-    (sheet.fill(a, entry), Polar { a, x, y, m, done: sheet.room(1), status })
+    (sheet.fill(a, entry), Polar { a, x, y, m, done: sheet.room(1), status, parts: View::EMPTY })
 }
 
 #[test]
@@ -109,6 +111,41 @@ fn polar_factors_are_orthogonal_and_leave_a_symmetric_rest() {
             assert!((0..r).all(|i| rest(i, i) > 0.0));
         }
     });
+}
+
+/// Those with room to be taken apart go other steps, which round on a card alone.
+#[test]
+fn large_polar_factors_are_orthogonal() {
+    for device in crate::common::tuning_devices() {
+        let r = 1296;
+        let mut layout = Layout::default();
+        let [a, x, y, m] = [(); 4].map(|()| layout.matrix(r, r));
+        let (done, status, parts) = (layout.vector(1), layout.vector(1), layout.matrix(1, 4));
+        let mut arena = Arena::new(&device, layout.most()).unwrap();
+        let mut random = SplitMix64::new(5);
+        let diagonal = |k: usize| if k.is_multiple_of(r + 1) { 8.0 } else { 0.0 };
+        let numbers: Vec<f32> = (0..r * r).map(|k| random.signed() as f32 + diagonal(k)).collect();
+        arena.write(a.at, &numbers);
+        arena.write(status, &[0.0]);
+        polar_batch(&mut arena, &[Polar { a, x, y, m, done, status, parts }]);
+        gemm(&mut arena, &[Gemm::new(x, x, y).a_transposed(), Gemm::new(x, a, m).a_transposed()]);
+        let [done, status] = [done, status].map(|at| arena.read(at, 1).unwrap()[0]);
+        assert_eq!((done, status), (1.0, 0.0), "{}", device.name());
+        let [gram, rest] = [y, m].map(|view| arena.read(view.at, view.len()).unwrap());
+        let apart = |k: usize| gram[k] - if k.is_multiple_of(r + 1) { 1.0 } else { 0.0 };
+        let sum: f32 = (0..r * r).map(|k| apart(k).powi(2)).sum();
+        assert!(sum.sqrt() <= 1.5e-5 * (r as f32).sqrt(), "{}: {}", device.name(), sum.sqrt());
+        // QᵀA is symmetric.
+        let (i, j) = (0..r * r)
+            .map(|k| (k / r, k % r))
+            .max_by(|p, q| {
+                let apart = |(i, j): (usize, usize)| (rest[i * r + j] - rest[j * r + i]).abs();
+                apart(*p).total_cmp(&apart(*q))
+            })
+            .unwrap();
+        let (one, other) = (rest[i * r + j], rest[j * r + i]);
+        assert!((one - other).abs() < 0.1, "{} ({i}, {j}): {one} and {other}", device.name());
+    }
 }
 
 /// Power iteration as it is defined, in f64.

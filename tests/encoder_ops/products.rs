@@ -95,6 +95,19 @@ fn a_lower_product_is_right_on_and_below_the_diagonal() {
 }
 
 #[test]
+fn a_lower_product_may_be_taller_than_wide() {
+    on_every_device(|sheet| {
+        let operands = Operands::new(sheet, (200, 70, 33), (false, true));
+        let c = sheet.blank(200, 70);
+        gemm(&mut sheet.arena, &[operands.product(c).lower()]);
+        let found = sheet.read(c);
+        for (i, j) in (0..200).flat_map(|i| (0..=i.min(69)).map(move |j| (i, j))) {
+            assert!((found[i * 70 + j] - operands.entry(i, j)).abs() <= rounding(33), "({i}, {j})");
+        }
+    });
+}
+
+#[test]
 fn signs_of_products_and_of_zero() {
     on_every_device(|sheet| {
         // Small whole numbers: their sums are exact, and some are zero.

@@ -100,6 +100,7 @@ fn columns(sheet: &mut Sheet, n: usize, r: usize) -> Columns {
         flips,
         ks,
         errors,
+        parts: View::EMPTY,
     };
     Columns { s, b, k, rt, item }
 }
@@ -194,7 +195,7 @@ fn columns_whose_loops_are_cut_short_say_so() {
         let (signs, b) = (s.view, b.view);
         column_search_batch(
             &mut sheet.arena,
-            &[ColumnSearchItem { signs, b, k, r_transposed, scale, flips, ks, errors }],
+            &[ColumnSearchItem { signs, b, k, r_transposed, scale, flips, ks, errors, parts: View::EMPTY }],
         );
         let cut = sheet.arena.turns() < usize::MAX;
         for at in [scale, flips] {

@@ -5,20 +5,23 @@ use std::time::Instant;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 
 use lapidary::arrow::bench::Figure;
-use lapidary::compress::bench::{BlockRun, CompareParams, Comparison, block_7b, compare};
+use lapidary::compress::bench::{BlockRun, block_7b};
 use lapidary::compress::calibration::{CalibrationParams, Source};
+use lapidary::compress::compare::{CompareParams, Comparison, compare};
 use lapidary::compress::observer::Silent;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::Recipe;
+use lapidary::compress::sweep::sweep;
 use lapidary::compress::{Encoder, PackParams, pack};
 use lapidary::device::Device;
-use lapidary::eval::{Original, evaluate};
+use lapidary::eval::{Original, evaluate_on};
 use lapidary::model::text::{Text, Windows};
 use lapidary::model::{Checkpoint, Decoder};
 
+use super::sweep as sweep_of;
 use crate::cli::device::DeviceArgs;
+use crate::cli::print;
 use crate::cli::profile::Profile;
-use crate::cli::{open, print};
 
 /// Tokens of a calibration window, as in the published measurement.
 const WINDOW: usize = 512;
@@ -40,9 +43,16 @@ pub struct Args {
     /// Windows of 512 tokens of that text
     #[arg(long, value_name = "N", default_value_t = 40)]
     windows: usize,
-    /// Compare with the reference on the first N blocks (0: not at all; all of them when a test text is given)
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    blocks: usize,
+    /// Compare with the reference on the first N blocks, from the same Grams (0: not at all; without a number, all of
+    /// them when a test text or --reference is given)
+    #[arg(long, value_name = "N", requires = "model")]
+    blocks: Option<usize>,
+    /// Keep the reference's results in FOLDER.partial, and take from there what it holds already
+    #[arg(long, value_name = "FOLDER", requires = "model")]
+    reference: Option<PathBuf>,
+    /// Compute the reference's results alone
+    #[arg(long, requires = "reference", conflicts_with = "test")]
+    reference_only: bool,
     /// Do not pack the model, only compare
     #[arg(long)]
     no_pack: bool,
@@ -52,6 +62,9 @@ pub struct Args {
     /// Divide the sides of that block
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     divisor: u32,
+    /// Encode single tensors whose sides and ranks vary; a table, and with --out a plot, shapes.svg
+    #[arg(long)]
+    shapes: bool,
     #[command(flatten)]
     output: super::Output,
 }
@@ -66,6 +79,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let run = block_7b(&device, args.divisor as usize, 1.0, &|what| eprintln!("7B block: {what}"))
             .into_diagnostic()?;
         show_block(&run, args.divisor, &mut figures)?;
+    }
+    if args.shapes {
+        let points = sweep(&device, &|what| eprintln!("encoding {what}")).into_diagnostic()?;
+        print(&sweep_of::table(&points).to_string())?;
+        if let Some(folder) = &args.output.out {
+            super::write(folder, &[("shapes.svg", sweep_of::svg(&points))])?;
+        }
     }
     args.output.show(&figures, &[("device", device.name())])?;
     Ok(ExitCode::SUCCESS)
@@ -114,27 +134,45 @@ fn measure_model(
             let name = if kind == "cuda" { "process_s".to_owned() } else { format!("{kind}_process_s") };
             figure(figures, format!("encode.{stem}.{name}"), whole, "s", None);
         }
-        let blocks = if args.test.is_some() { checkpoint.config().layers } else { args.blocks };
-        if blocks > 0 {
-            let params = CompareParams {
-                text: read(text)?,
-                calibration: calibration(),
-                recipe: Recipe::nvg(),
-                bits: 1.0,
-                blocks,
-            };
-            let compared = compare(&checkpoint, device, params, &|what| eprintln!("comparing: {what}"))
-                .into_diagnostic()?;
-            show_comparison(&compared, kind, figures)?;
-            if let Some(test) = &args.test {
-                let packed = open(&folder.join("packed"))?.1;
-                divergence(&checkpoint, [&compared.packed, &packed], test, args.windows, figures)?;
-            }
-        }
-        Ok(())
+        compare_model(args, device, &checkpoint, text, figures)
     })();
     std::fs::remove_dir_all(&folder).into_diagnostic().wrap_err_with(|| folder.display().to_string())?;
     measured
+}
+
+/// The device against the reference from the same Grams, where that is asked for.
+fn compare_model(
+    args: &Args,
+    device: &Device,
+    checkpoint: &Checkpoint,
+    text: &Path,
+    figures: &mut Vec<Figure>,
+) -> Result<()> {
+    let all = if args.test.is_some() || args.reference.is_some() { checkpoint.config().layers } else { 0 };
+    let blocks = args.blocks.unwrap_or(all);
+    if blocks == 0 {
+        return Ok(());
+    }
+    let params = CompareParams {
+        text: read(text)?,
+        calibration: calibration(),
+        recipe: Recipe::nvg(),
+        bits: 1.0,
+        blocks,
+        kept: args.reference.clone(),
+    };
+    let say = |what: &str| eprintln!("comparing: {what}");
+    let device_of = (!args.reference_only).then_some(device);
+    let compared = compare(checkpoint, device_of, params, &say).into_diagnostic()?;
+    if args.reference_only {
+        figure(figures, "encode.reference_s".into(), compared.reference_s, "s", None);
+        return Ok(());
+    }
+    show_comparison(&compared, kind(device), figures)?;
+    match &args.test {
+        Some(test) => divergence(device, checkpoint, &compared, (test, args.windows), figures),
+        None => Ok(()),
+    }
 }
 
 /// A new folder for what is packed and thrown away.
@@ -200,24 +238,21 @@ fn show_comparison(compared: &Comparison, kind: &str, figures: &mut Vec<Figure>)
     if let Some((tensor, delta)) = compared.worst() {
         figure(figures, "encode.rel_worst_delta_percent".into(), delta, "%", Some(tensor.name.clone()));
     }
-    figure(figures, "encode.reference_s".into(), compared.reference_s, "s", None);
     figure(figures, format!("encode.compared_{kind}_s"), compared.device_s, "s", None);
-    figure(
-        figures,
-        format!("encode.{kind}_f32_speedup"),
-        compared.reference_s / compared.device_s,
-        "x",
-        None,
-    );
+    if compared.kept == 0 {
+        let speedup = compared.reference_s / compared.device_s;
+        figure(figures, "encode.reference_s".into(), compared.reference_s, "s", None);
+        figure(figures, format!("encode.{kind}_f32_speedup"), speedup, "x", None);
+    }
     Ok(())
 }
 
-/// Mean KL of the reference's and the device's whole model to the original.
+/// Mean KL of the reference's and the device's model to the original, on some windows of a text.
 fn divergence(
+    device: &Device,
     checkpoint: &Checkpoint,
-    packed: [&Decoder; 2],
-    test: &Path,
-    windows: usize,
+    compared: &Comparison,
+    (test, windows): (&Path, usize),
     figures: &mut Vec<Figure>,
 ) -> Result<()> {
     let (tokenizer, bos) = (checkpoint.tokenizer().into_diagnostic()?, checkpoint.config().start_token());
@@ -225,14 +260,14 @@ fn divergence(
     windows_of_text.truncate(windows);
     let original = Decoder::load(checkpoint).into_diagnostic()?;
     let mut kl = [0.0; 2];
-    for (kl, decoder) in kl.iter_mut().zip(packed) {
-        let scores = evaluate(decoder, Some(Original::Loaded(&original)), &windows_of_text, &|_| ())
-            .into_diagnostic()?;
+    let sides = [("reference", &compared.by_reference), ("device", &compared.by_device)];
+    for (kl, (side, decoder)) in kl.iter_mut().zip(sides) {
+        let original = Some(Original::Loaded(&original));
+        let scores = evaluate_on(device, decoder, original, &windows_of_text, &|_| ()).into_diagnostic()?;
         *kl = scores.divergence.map_or(f64::NAN, |divergence| divergence.mean_kl);
-        eprintln!("perplexity {:.2}, mean KL {kl:.4}", scores.perplexity);
+        print(&format!("{side}: perplexity {:.2}, mean KL {kl:.4}", scores.perplexity))?;
+        figure(figures, format!("encode.{side}_kl"), *kl, "nats", None);
     }
-    figure(figures, "encode.reference_kl".into(), kl[0], "nats", None);
-    figure(figures, "encode.device_kl".into(), kl[1], "nats", None);
     figure(figures, "encode.kl_delta_percent".into(), 100.0 * (kl[1] / kl[0] - 1.0), "%", None);
     Ok(())
 }

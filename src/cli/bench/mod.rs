@@ -12,6 +12,7 @@ use super::{print, print_json};
 mod arrow;
 mod atoms;
 mod encode;
+mod sweep;
 
 /// Measure this machine, answers checked first
 #[derive(clap::Args)]

@@ -8,7 +8,7 @@ use super::metric::update;
 use crate::device::arena::{Arena, View};
 use crate::ops::dots::{Dots, row_dots};
 use crate::ops::gauge_rows::{GaugeRows, gauge_rows};
-use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::gemm::gemm;
 use crate::ops::polar_batch::{Polar, polar_batch};
 use crate::ops::rank_one_batch::{RankOne, rank_one_batch};
 use crate::ops::scale::{Scale, scale};
@@ -53,7 +53,7 @@ pub fn rotated_views(job: &Job) -> (View, View) {
 pub fn latents(arena: &mut Arena, jobs: &[&Job], starts: &[Start]) {
     let both = || jobs.iter().zip(starts);
     let products =
-        |(j, start): (&&Job, &Start)| Gemm::new(start.weight, start.left, latent_views(j).1).a_transposed();
+        |(j, start): (&&Job, &Start)| j.product(start.weight, start.left, latent_views(j).1).a_transposed();
     gemm(arena, &both().map(products).collect::<Vec<_>>());
     let scaled = |(j, start): (&&Job, &Start)| {
         let (u, v) = latent_views(j);
@@ -86,13 +86,13 @@ pub fn rotate(arena: &mut Arena, jobs: &[&Job], steps: usize) {
     scale(arena, &first);
     pull(arena, jobs);
     arena.repeat(steps - 1, |arena| {
-        let signs = |j: &&Job| Gemm::new(j.scratch.stack[0], j.scratch.small[0], j.scratch.stack[2]).sign();
+        let signs = |j: &&Job| j.product(j.scratch.stack[0], j.scratch.small[0], j.scratch.stack[2]).sign();
         gemm(arena, &jobs.iter().map(signs).collect::<Vec<_>>());
         pull(arena, jobs);
     });
     let rotated = |j: &&Job| {
         let ((u, v), (ru, rv)) = (latent_views(j), rotated_views(j));
-        [Gemm::new(u, j.scratch.small[0], ru), Gemm::new(v, j.scratch.small[0], rv)]
+        [j.product(u, j.scratch.small[0], ru), j.product(v, j.scratch.small[0], rv)]
     };
     gemm(arena, &jobs.iter().flat_map(rotated).collect::<Vec<_>>());
 }
@@ -101,12 +101,12 @@ pub fn rotate(arena: &mut Arena, jobs: &[&Job], steps: usize) {
 fn pull(arena: &mut Arena, jobs: &[&Job]) {
     let pulls = |j: &&Job| {
         let [_, weighted, signs] = j.scratch.stack;
-        Gemm::new(weighted, signs, j.scratch.small[1]).a_transposed()
+        j.product(weighted, signs, j.scratch.small[1]).a_transposed().b_signs()
     };
     gemm(arena, &jobs.iter().map(pulls).collect::<Vec<_>>());
     let polars = |j: &&Job| {
         let [x, a, y, m] = j.scratch.small;
-        Polar { a, x, y, m, done: j.scratch.done, status: j.scratch.status }
+        Polar { a, x, y, m, done: j.scratch.done, status: j.scratch.status, parts: j.parts }
     };
     polar_batch(arena, &jobs.iter().map(polars).collect::<Vec<_>>());
 }

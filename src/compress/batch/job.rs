@@ -3,6 +3,7 @@ use super::site::Site;
 use crate::compress::refine::RefineInfo;
 use crate::device::arena::View;
 use crate::ops::dots::PARTS;
+use crate::ops::gemm::Gemm;
 
 /// Inner products of one candidate that are read back at once.
 pub const SUMS: usize = 2;
@@ -21,6 +22,8 @@ pub struct Job {
     pub kept: State,
     pub tried: State,
     pub scratch: Scratch,
+    /// Where products take their operands apart; all candidates share it.
+    pub parts: View,
     /// [`SUMS`] times [`PARTS`] partial sums, and max(m, n) counts of flips, among those of all candidates
     pub sums: usize,
     pub flips: usize,
@@ -67,6 +70,7 @@ impl Job {
             kept,
             tried,
             scratch,
+            parts: View::EMPTY,
             sums: 0,
             flips: 0,
             energy: 0.0,
@@ -74,6 +78,11 @@ impl Job {
             info: RefineInfo::default(),
             moved: 0,
         }
+    }
+
+    /// A product of this candidate's.
+    pub fn product(&self, a: View, b: View, c: View) -> Gemm {
+        Gemm::new(a, b, c).in_parts(self.parts)
     }
 
     /// Columns of the started paths side by side.

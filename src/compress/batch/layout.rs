@@ -1,7 +1,19 @@
 pub use crate::device::arena::Layout;
 use crate::device::arena::View;
 use crate::ops::column_search::BLOCK;
+use crate::ops::gemm_library::LEAST;
 use crate::ops::spd_factor::SpdFactor;
+
+/// Numbers that the largest products of an m x n weight take apart: W and H̃, each in two; none where no product fills a
+/// card. Without m, those of its input alone.
+pub fn parts_len(m: Option<usize>, n: usize) -> usize {
+    if fills_a_card(m.unwrap_or(n), n) { 2 * (m.unwrap_or(0) + n) * n + 128 } else { 0 }
+}
+
+/// Whether products of an m x n weight fill a card by themselves.
+pub fn fills_a_card(m: usize, n: usize) -> bool {
+    m * n * m.max(n) >= LEAST
+}
 
 /// The shape of one candidate: a weight of m x n in `paths` paths of rank r.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +117,7 @@ impl Scratch {
             blocks: layout.vector(blocks),
             inverses: layout.vector(blocks),
             status: layout.vector(1),
+            parts: View::EMPTY,
         };
         Self {
             lambda: layout.matrix(m, width),

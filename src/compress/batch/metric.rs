@@ -6,7 +6,7 @@ use super::job::{Job, SUMS};
 use crate::device::DeviceError;
 use crate::device::arena::{Arena, View};
 use crate::ops::dots::{Dots, PARTS, inner, total};
-use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::gemm::gemm;
 use crate::ops::scale::{Scale, scale};
 
 /// `Λ_p = diag(h_p) U_p diag(l_p)` of all started paths of what is tried.
@@ -25,7 +25,7 @@ pub fn lambdas(arena: &mut Arena, jobs: &[&Job]) {
 pub fn lambda_grams(arena: &mut Arena, jobs: &[&Job], p: usize) {
     let one = |j: &&Job| {
         let lambda = j.scratch.lambda;
-        Gemm::new(j.path(lambda, p), j.all(lambda), j.band(j.scratch.gram, p)).a_transposed()
+        j.product(j.path(lambda, p), j.all(lambda), j.band(j.scratch.gram, p)).a_transposed()
     };
     gemm(arena, &jobs.iter().map(one).collect::<Vec<_>>());
 }
@@ -36,14 +36,14 @@ pub fn update<'a>(arena: &mut Arena, jobs: &[&'a Job], p: usize) {
     scale(arena, &jobs.iter().map(scaled).collect::<Vec<_>>());
     let products = |j: &&Job| {
         let b = j.path(j.tried.b, p);
-        [Gemm::new(j.site.damped, b, j.path(j.tried.hb, p)), Gemm::new(j.weighted, b, j.path(j.tried.wb, p))]
+        [j.product(j.site.damped, b, j.path(j.tried.hb, p)), j.product(j.weighted, b, j.path(j.tried.wb, p))]
     };
     gemm(arena, &jobs.iter().flat_map(products).collect::<Vec<_>>());
     let squares = |j: &&'a Job| {
         let (job, s) = (*j, j.tried);
-        let own = Gemm::new(j.path(s.b, p), j.all(s.hb), j.band(s.bhb, p)).a_transposed();
+        let own = j.product(j.path(s.b, p), j.all(s.hb), j.band(s.bhb, p)).a_transposed();
         let others = j.others(p).map(move |c| {
-            Gemm::new(job.path(s.b, c), job.path(s.hb, p), job.block(s.bhb, c, p)).a_transposed()
+            job.product(job.path(s.b, c), job.path(s.hb, p), job.block(s.bhb, c, p)).a_transposed()
         });
         std::iter::once(own).chain(others)
     };
@@ -56,7 +56,7 @@ pub fn errors(arena: &mut Arena, jobs: &[&Job]) -> Result<Vec<f64>, DeviceError>
     lambdas(arena, jobs);
     let grams = |j: &&Job| {
         let lambda = j.all(j.scratch.lambda);
-        Gemm::new(lambda, lambda, j.square(j.scratch.gram)).a_transposed()
+        j.product(lambda, lambda, j.square(j.scratch.gram)).a_transposed()
     };
     gemm(arena, &jobs.iter().map(grams).collect::<Vec<_>>());
     let sums = |j: &&Job| {
@@ -84,7 +84,7 @@ pub fn read_sums(arena: &mut Arena, jobs: &[&Job]) -> Result<Vec<[f64; SUMS]>, D
 
 /// `W H̃` of the weights, and err(0; H̃) = ⟨W H̃, W⟩.
 pub fn weigh(arena: &mut Arena, jobs: &mut [&mut Job]) -> Result<(), DeviceError> {
-    let product = |j: &Job| Gemm::new(j.weight, j.site.damped, j.weighted);
+    let product = |j: &Job| j.product(j.weight, j.site.damped, j.weighted);
     // Candidates of one weight share the product, and stand side by side.
     let mut products: Vec<_> = jobs.iter().map(|j| (j.weighted.at, product(j))).collect();
     products.dedup_by_key(|(at, _)| *at);
@@ -102,7 +102,7 @@ pub fn residuals(arena: &mut Arena, jobs: &[&Job]) {
     scale(arena, &copies);
     let products = |j: &&Job| {
         let (lambda, b) = (j.all(j.scratch.lambda), j.all(j.tried.b));
-        Gemm::new(lambda, b, j.scratch.residual).b_transposed().alpha(-1.0).beta(1.0)
+        j.product(lambda, b, j.scratch.residual).b_transposed().alpha(-1.0).beta(1.0)
     };
     gemm(arena, &jobs.iter().map(products).collect::<Vec<_>>());
 }
@@ -115,7 +115,7 @@ pub fn relative_errors(
 ) -> Result<Vec<f64>, DeviceError> {
     for (k, of) in [(0, false), (1, true)] {
         let a = |j: &Job| if of { j.weight } else { j.scratch.residual };
-        let products: Vec<_> = jobs.iter().map(|j| Gemm::new(a(j), gram(j), j.scratch.product)).collect();
+        let products: Vec<_> = jobs.iter().map(|j| j.product(a(j), gram(j), j.scratch.product)).collect();
         gemm(arena, &products);
         let sums: Vec<_> =
             jobs.iter().map(|j| Dots { a: j.scratch.product, b: a(j), out: j.sum(k) }).collect();

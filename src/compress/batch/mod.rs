@@ -28,7 +28,7 @@ use crate::ops::dots::PARTS;
 use gauge::{Start, start_path};
 use job::{Job, JobViews, SUMS};
 use judge::judge;
-use layout::Layout;
+use layout::{Layout, parts_len};
 use metric::{lambdas, residuals, weigh};
 use refine::refine;
 use report::Clock;
@@ -38,7 +38,7 @@ use spectrum::{Metric64, Request, spectra};
 
 pub use error::{CandidateError, check_rank};
 pub use judge::Judged;
-pub use layout::Shape;
+pub use layout::{Shape, fills_a_card};
 pub use report::{Report, Step};
 
 /// An input that layers read.
@@ -79,7 +79,8 @@ pub struct Candidate {
 
 /// Encodes all candidates of all tasks side by side. `sites` are the inputs that tasks name.
 ///
-/// What a candidate becomes does not depend on the others. Memory: the first [`predict`] numbers of the arena.
+/// What a candidate becomes does not depend on the others. Memory: the first [`predict`] numbers of the arena, and on a card
+/// [`parts`] behind them.
 /// Errors: the device's; a candidate's own failure is its own result.
 ///
 /// # Panics
@@ -91,14 +92,22 @@ pub fn encode_batch(
     params: &Params,
 ) -> Result<(Results, Report), DeviceError> {
     let plan = Plan::of(sites, tasks);
-    assert!(plan.numbers <= arena.len(), "{} numbers in an arena of {}", plan.numbers, arena.len());
-    let clock = Clock::start(plan.numbers, arena);
+    let behind = if arena.has_tensor_cores() { parts(sites, tasks) } else { 0 };
+    let numbers = plan.numbers + behind;
+    assert!(numbers <= arena.len(), "{numbers} numbers in an arena of {}", arena.len());
+    let clock = Clock::start(numbers, arena);
     Batch::open(arena, plan, sites, tasks, clock)?.run(params)
 }
 
 /// Numbers (4 bytes each) of the arena that a batch needs.
 pub fn predict(sites: &[SiteInput<'_>], tasks: &[Task<'_>]) -> usize {
     Plan::of(sites, tasks).numbers
+}
+
+/// Numbers behind those of [`predict`] that a batch needs on a card: its tensor cores take operands apart there.
+pub fn parts(sites: &[SiteInput<'_>], tasks: &[Task<'_>]) -> usize {
+    let of_tasks = tasks.iter().map(|task| parts_len(Some(task.rows), sites[task.site].width));
+    of_tasks.chain(sites.iter().map(|site| parts_len(None, site.width))).max().unwrap_or(0)
 }
 
 /// Where everything of a batch lies.
@@ -188,6 +197,15 @@ impl<'a> Batch<'a> {
         tasks: &'a [Task<'a>],
         mut clock: Clock,
     ) -> Result<Self, DeviceError> {
+        let (behind, has_tensor_cores) = (plan.numbers, arena.has_tensor_cores());
+        // By the shape alone, so that what a candidate becomes does not depend on the batch.
+        let own_parts = |m: Option<usize>, n: usize| match has_tensor_cores {
+            true => View::vector(behind, parts_len(m, n)),
+            false => View::EMPTY,
+        };
+        for (site, scratch) in plan.sites.iter().zip(&mut plan.site_scratch) {
+            scratch.factor.parts = own_parts(None, site.n);
+        }
         let mut errors = open_sites(arena, &mut plan.sites, &plan.site_scratch, sites)?;
         clock.lap(arena, Step::Context)?;
         let metrics = match on_card(arena) {
@@ -206,6 +224,7 @@ impl<'a> Batch<'a> {
             job.sums = plan.sums + k * SUMS * PARTS;
             job.flips = plan.flips + k * plan.flips_stride;
             job.moved = shape.m * shape.n;
+            job.parts = own_parts(Some(shape.m), shape.n);
             let failed = check_rank(shape.rank).err().or(errors[site].clone().map(CandidateError::Context));
             entries.push(Entry { task, job, second, failed });
         }

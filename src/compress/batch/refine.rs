@@ -11,7 +11,7 @@ use crate::device::DeviceError;
 use crate::device::arena::Arena;
 use crate::ops::column_search_batch::{ColumnSearchItem, column_search_batch};
 use crate::ops::gather::{Gather, Order, gather};
-use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::gemm::gemm;
 use crate::ops::row_flips::{RowFlips, row_flips_batch};
 use crate::ops::scale::{Scale, scale};
 
@@ -123,7 +123,7 @@ pub fn flip_rows<'a>(arena: &mut Arena, jobs: &[&'a Job], p: usize) {
         let job = *j;
         j.others(p).map(move |c| {
             let (lambda, metric) = (job.path(job.scratch.lambda, c), job.block(job.tried.bhb, c, p));
-            Gemm::new(lambda, metric, job.path(job.scratch.left[0], p)).alpha(-1.0).beta(1.0)
+            job.product(lambda, metric, job.path(job.scratch.left[0], p)).alpha(-1.0).beta(1.0)
         })
     };
     gemm(arena, &jobs.iter().flat_map(explained).collect::<Vec<_>>());
@@ -132,8 +132,9 @@ pub fn flip_rows<'a>(arena: &mut Arena, jobs: &[&'a Job], p: usize) {
         Scale::new(c, c).cols(j.l(p))
     };
     scale(arena, &jobs.iter().map(scaled).collect::<Vec<_>>());
-    let products =
-        |j: &&Job| Gemm::new(j.path(j.tried.u, p), j.scratch.small[0], j.path(j.scratch.left[1], p));
+    let products = |j: &&Job| {
+        j.product(j.path(j.tried.u, p), j.scratch.small[0], j.path(j.scratch.left[1], p)).a_signs()
+    };
     gemm(arena, &jobs.iter().map(products).collect::<Vec<_>>());
     let items = |j: &&Job| RowFlips {
         signs: j.path(j.tried.u, p),
@@ -151,7 +152,7 @@ pub fn search_columns(arena: &mut Arena, jobs: &[&Job], p: usize) {
     lambdas(arena, jobs);
     lambda_grams(arena, jobs, p);
     let targets =
-        |j: &&Job| Gemm::new(j.weight, j.path(j.scratch.lambda, p), j.scratch.right[0]).a_transposed();
+        |j: &&Job| j.product(j.weight, j.path(j.scratch.lambda, p), j.scratch.right[0]).a_transposed();
     gemm(arena, &jobs.iter().map(targets).collect::<Vec<_>>());
     subtract_others(arena, jobs, p, |j| j.tried.b);
     let ordered = |j: &&Job| {
@@ -171,6 +172,7 @@ pub fn search_columns(arena: &mut Arena, jobs: &[&Job], p: usize) {
         flips: j.flips,
         ks: j.scratch.right[3],
         errors: j.scratch.errors,
+        parts: j.parts,
     };
     column_search_batch(arena, &jobs.iter().map(items).collect::<Vec<_>>());
     let back = |j: &&Job| {

@@ -6,7 +6,7 @@ use super::job::Job;
 use super::metric::{lambda_grams, lambdas, update};
 use crate::device::arena::{Arena, View};
 use crate::ops::dots::{Dots, col_dots, row_dots};
-use crate::ops::gemm::{Gemm, gemm};
+use crate::ops::gemm::gemm;
 use crate::ops::pair_solve::{PairSolve, Unknown, pair_solve};
 use crate::ops::scale::{Scale, scale};
 use crate::ops::spd_factor::{SpdFactor, SpdSolve, spd_factor, spd_solve_batch};
@@ -35,7 +35,7 @@ pub fn fit_l<'a>(arena: &mut Arena, jobs: &[&'a Job]) {
     let systems = |j: &&Job| {
         let a = j.all(j.scratch.left[0]);
         let system = factor(j, j.width()).a;
-        Gemm::new(a, a, system).a_transposed().hadamard(j.square(j.tried.bhb)).lower()
+        j.product(a, a, system).a_transposed().hadamard(j.square(j.tried.bhb)).lower()
     };
     gemm(arena, &jobs.iter().map(systems).collect::<Vec<_>>());
     let rhs =
@@ -55,7 +55,7 @@ pub fn fit_h<'a>(arena: &mut Arena, jobs: &[&'a Job]) {
     let two: Vec<_> = jobs.iter().copied().filter(|j| j.active == 2).collect();
     // M_0·(BᵀH̃B)_0c side by side, and its products with M_c, row by row; then the same of M_1 alone.
     let first =
-        |j: &&Job| Gemm::new(j.path(j.scratch.left[0], 0), j.band(j.tried.bhb, 0), j.all(j.scratch.left[1]));
+        |j: &&Job| j.product(j.path(j.scratch.left[0], 0), j.band(j.tried.bhb, 0), j.all(j.scratch.left[1]));
     gemm(arena, &jobs.iter().map(first).collect::<Vec<_>>());
     let dots = |j: &&'a Job| {
         let [m, t, v] = [j.scratch.left[0], j.scratch.left[1], j.tried.wb];
@@ -69,7 +69,7 @@ pub fn fit_h<'a>(arena: &mut Arena, jobs: &[&'a Job]) {
     };
     row_dots(arena, &jobs.iter().flat_map(dots).collect::<Vec<_>>());
     let second = |j: &&Job| {
-        Gemm::new(j.path(j.scratch.left[0], 1), j.block(j.tried.bhb, 1, 1), j.path(j.scratch.left[1], 1))
+        j.product(j.path(j.scratch.left[0], 1), j.block(j.tried.bhb, 1, 1), j.path(j.scratch.left[1], 1))
     };
     gemm(arena, &two.iter().map(second).collect::<Vec<_>>());
     let last = |j: &&Job| Dots {
@@ -94,17 +94,17 @@ pub fn fit_g(arena: &mut Arena, jobs: &[&Job], p: usize) {
     lambda_grams(arena, jobs, p);
     // (Λ_pᵀ W_¬p H̃)ᵀ, n x r
     let target =
-        |j: &&Job| Gemm::new(j.weighted, j.path(j.scratch.lambda, p), j.scratch.right[0]).a_transposed();
+        |j: &&Job| j.product(j.weighted, j.path(j.scratch.lambda, p), j.scratch.right[0]).a_transposed();
     let products = |j: &&Job| {
         let k = j.block(j.scratch.gram, p, p);
-        [target(j), Gemm::new(j.path(j.tried.v, p), k, j.scratch.right[1])]
+        [target(j), j.product(j.path(j.tried.v, p), k, j.scratch.right[1]).a_signs()]
     };
     gemm(arena, &jobs.iter().flat_map(products).collect::<Vec<_>>());
     subtract_others(arena, jobs, p, |j| j.tried.hb);
     let systems = |j: &&Job| {
         let system = factor(j, j.shape.n).a;
         let v = j.path(j.tried.v, p);
-        Gemm::new(j.scratch.right[1], v, system).b_transposed().hadamard(j.site.damped).lower()
+        j.product(j.scratch.right[1], v, system).b_transposed().b_signs().hadamard(j.site.damped).lower()
     };
     gemm(arena, &jobs.iter().map(systems).collect::<Vec<_>>());
     let rhs = |j: &&Job| Dots { a: j.path(j.tried.v, p), b: j.scratch.right[0], out: j.scratch.vectors[0] };
@@ -120,7 +120,7 @@ pub fn subtract_others<'a>(arena: &mut Arena, jobs: &[&'a Job], p: usize, x: imp
         let (job, x) = (*j, x(j));
         j.others(p).map(move |c| {
             let gram = job.block(job.scratch.gram, p, c);
-            Gemm::new(job.path(x, c), gram, job.scratch.right[0]).b_transposed().alpha(-1.0).beta(1.0)
+            job.product(job.path(x, c), gram, job.scratch.right[0]).b_transposed().alpha(-1.0).beta(1.0)
         })
     };
     gemm(arena, &jobs.iter().flat_map(products).collect::<Vec<_>>());
@@ -141,5 +141,5 @@ fn solve(arena: &mut Arena, jobs: &[&Job], what: impl Fn(&Job) -> (usize, usize)
 
 /// The candidate's system, in an order that it has room for.
 fn factor(job: &Job, order: usize) -> SpdFactor {
-    SpdFactor { a: View::new(job.scratch.system.at, order, order), ..job.scratch.factor }
+    SpdFactor { a: View::new(job.scratch.system.at, order, order), parts: job.parts, ..job.scratch.factor }
 }

@@ -72,6 +72,7 @@ impl SiteScratch {
                 blocks: layout.vector(blocks),
                 inverses: layout.vector(blocks),
                 status: layout.vector(1),
+                parts: View::EMPTY,
             },
             inverse: layout.matrix(n, n),
             work: layout.matrix(n, n),

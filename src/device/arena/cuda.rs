@@ -20,6 +20,9 @@ const SHORT: usize = 1 << 16;
 /// Nodes of a graph from which replaying it costs less than what it does.
 const NODES: usize = 64;
 
+/// Multiprocessors that are left to long kernels of other arenas: those of column searches hold one for each tensor.
+const LONG_KERNELS: u32 = 8;
+
 /// Graphs that are kept for replays still in flight.
 const GRAPHS: usize = 64;
 
@@ -62,6 +65,8 @@ pub(super) struct CudaArena {
     graphs: Vec<Graph>,
     stage: Pinned<f32>,
     error: Option<DeviceError>,
+    /// Whether other arenas have long kernels under way.
+    competes: bool,
     libraries: Option<(Solver, EigenSolver)>,
     spare: Option<Buffer<f64>>,
     /// Last, so that everything above is still there while its destructor waits.
@@ -94,7 +99,8 @@ struct Launch {
 }
 
 impl CudaArena {
-    pub fn new(cuda: &Cuda, len: usize) -> Result<Self, DeviceError> {
+    /// With a rank, one of several whose work competes.
+    pub fn new(cuda: &Cuda, len: usize, rank: Option<usize>) -> Result<Self, DeviceError> {
         Ok(Self {
             numbers: Buffer::new(cuda, len)?,
             kernels: Vec::new(),
@@ -107,7 +113,8 @@ impl CudaArena {
             error: None,
             libraries: None,
             spare: None,
-            stream: Stream::new(cuda)?,
+            stream: rank.map_or_else(|| Stream::new(cuda), |rank| Stream::ranked(cuda, rank))?,
+            competes: rank.is_some(),
         })
     }
 
@@ -161,11 +168,20 @@ impl CudaArena {
 
     pub fn product(&mut self, product: &Product) {
         self.attempt(|arena| {
-            if arena.blas.is_none() {
-                arena.blas = Some(Blas::new(&arena.stream)?);
-            }
+            arena.open_blas()?;
             arena.add(Pending::Product(*product))
         });
+    }
+
+    fn open_blas(&mut self) -> Result<(), DeviceError> {
+        if self.blas.is_none() {
+            let blas = Blas::new(&self.stream)?;
+            if self.competes {
+                blas.leave(LONG_KERNELS)?;
+            }
+            self.blas = Some(blas);
+        }
+        Ok(())
     }
 
     fn add(&mut self, work: Pending) -> Result<(), DeviceError> {
@@ -213,9 +229,7 @@ impl CudaArena {
         if let Some(error) = &self.error {
             return Err(error.clone());
         }
-        if self.blas.is_none() {
-            self.blas = Some(Blas::new(&self.stream)?);
-        }
+        self.open_blas()?;
         if self.libraries.is_none() {
             self.libraries = Some((Solver::new(&self.stream)?, EigenSolver::new(self.stream.cuda())));
         }

@@ -73,10 +73,21 @@ impl Arena {
     ///
     /// Errors: the figure and what one allocation may hold, where `len` is more.
     pub fn new(device: &Device, len: usize) -> Result<Self, DeviceError> {
+        Self::of(device, len, None)
+    }
+
+    /// The same; where arenas compete for a card, work of a lower rank goes first.
+    pub fn ranked(device: &Device, len: usize, rank: usize) -> Result<Self, DeviceError> {
+        Self::of(device, len, Some(rank))
+    }
+
+    fn of(device: &Device, len: usize, rank: Option<usize>) -> Result<Self, DeviceError> {
+        #[cfg(not(feature = "cuda"))]
+        let _ = rank;
         let backend = match device {
             Device::Host => Backend::Host(host::HostArena::new(len)?),
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => Backend::Cuda(Box::new(cuda::CudaArena::new(cuda, len)?)),
+            Device::Cuda(cuda) => Backend::Cuda(Box::new(cuda::CudaArena::new(cuda, len, rank)?)),
             #[cfg(feature = "wgpu")]
             Device::Wgpu(wgpu) => Backend::Wgpu(Box::new(wgpu::WgpuArena::new(wgpu, len)?)),
         };

@@ -28,7 +28,7 @@ pub enum Operand {
 }
 
 impl Arena {
-    /// Whether kernels for tensor cores run here.
+    /// Whether the device has tensor cores for kernels, and a library for products.
     pub fn has_tensor_cores(&self) -> bool {
         match &self.backend {
             #[cfg(feature = "cuda")]
@@ -37,17 +37,15 @@ impl Arena {
         }
     }
 
-    /// Queues a product on the device's library, in its precision; false, and nothing queued, where the device has none.
-    pub fn product(&mut self, product: &Product) -> bool {
-        #[cfg(not(feature = "cuda"))]
-        let _ = product;
+    /// Queues a product on the device's library, in its precision.
+    ///
+    /// # Panics
+    /// Where the device has none.
+    pub fn product(&mut self, product: &Product) {
         match &mut self.backend {
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => {
-                cuda.product(product);
-                true
-            }
-            _ => false,
+            Backend::Cuda(cuda) => cuda.product(product),
+            _ => unreachable!("a product of {:?} without a library", product.c),
         }
     }
 }

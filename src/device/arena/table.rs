@@ -8,6 +8,9 @@ pub struct View {
 }
 
 impl View {
+    /// A matrix without entries.
+    pub const EMPTY: Self = Self::vector(0, 0);
+
     /// A matrix whose rows lie one after another.
     pub const fn new(at: usize, rows: usize, cols: usize) -> Self {
         Self { at, rows, cols, stride: cols }

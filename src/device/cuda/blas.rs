@@ -68,6 +68,15 @@ impl Blas {
         }
     }
 
+    /// Plans products for all but `count` of the card's multiprocessors: a product that waits for one that a long kernel of
+    /// another stream holds takes twice as long.
+    pub fn leave(&self, count: u32) -> Result<(), DeviceError> {
+        self.cuda.bind()?;
+        let target = self.cuda.multiprocessors().saturating_sub(count).max(1);
+        // SAFETY: the handle is alive.
+        check("cublasSetSmCountTarget", unsafe { sys::cublasSetSmCountTarget(self.handle, target as c_int) })
+    }
+
     /// `C ← α·op(A)·op(B) + β·C`, with `shape` = (rows of C, columns of C, inner length).
     ///
     /// # Safety

@@ -21,20 +21,36 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A stream with counters of its own.
     pub fn new(cuda: &Cuda) -> Result<Self, DeviceError> {
-        Self::counting(cuda, Arc::new(Counters::of(cuda.0.counters.clone())))
+        Self::counting(cuda, Arc::new(Counters::of(cuda.0.counters.clone())), None)
+    }
+
+    /// One whose work goes before that of every other stream of a higher rank, and of those that have none, where they
+    /// compete for the card; the card tells as many ranks apart as it can.
+    pub fn ranked(cuda: &Cuda, rank: usize) -> Result<Self, DeviceError> {
+        Self::counting(cuda, Arc::new(Counters::of(cuda.0.counters.clone())), Some(rank))
     }
 
     /// Another stream that counts together with this one.
     pub fn beside(&self) -> Result<Self, DeviceError> {
-        Self::counting(&self.cuda, self.counters.clone())
+        Self::counting(&self.cuda, self.counters.clone(), None)
     }
 
-    fn counting(cuda: &Cuda, counters: Arc<Counters>) -> Result<Self, DeviceError> {
+    fn counting(cuda: &Cuda, counters: Arc<Counters>, rank: Option<usize>) -> Result<Self, DeviceError> {
         cuda.bind()?;
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: a pointer to a live local.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: pointers to live locals.
+        unsafe {
+            // The greater a priority, the lower its number.
+            check(
+                "cuCtxGetStreamPriorityRange",
+                sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest),
+            )?;
+            let of_rank = |rank: usize| i32::try_from(rank).map_or(least, |rank| least.min(greatest + rank));
+            let priority = rank.map_or(least, of_rank);
+            check("cuStreamCreateWithPriority", sys::cuStreamCreateWithPriority(&mut raw, flags, priority))?;
+        }
         Ok(Self { raw, cuda: cuda.clone(), counters })
     }
 
