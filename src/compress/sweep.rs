@@ -61,7 +61,7 @@ pub struct Point {
     pub varied: Varied,
     pub size: Size,
     pub report: Report,
-    /// Floating-point operations of the products and factorisations, by formula ([`flop`]).
+    /// Floating-point operations of the products and factorisations, by formula.
     pub flop: f64,
     /// Numbers of the operands and results of those, 4 bytes each, by formula.
     pub bytes: f64,
