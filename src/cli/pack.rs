@@ -14,6 +14,7 @@ use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
 use lapidary::compress::tune::Tuner;
+use lapidary::compress::tuning::Tuned;
 use lapidary::compress::{Encoder, PackError, PackParams, pack};
 use lapidary::device::{Device, write_durably};
 use lapidary::model::Checkpoint;
@@ -255,13 +256,22 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
         let of = if packing.recipe.two_streams() { "two-stream target's output" } else { "output" };
         lines.push(format!("error  {heldout:.4} of the {of} on held-out text, {fit:.4} on the text fitted to (mean over layers)"));
     }
-    let tuned: Vec<_> = packing.tuned.iter().filter(|tuned| tuned.layer.is_some()).collect();
-    if !tuned.is_empty() {
+    let blocks: Vec<&Tuned> = packing.tuned.iter().filter(|tuned| tuned.layer.is_some()).collect();
+    let mitigated: Vec<&Tuned> = packing.mitigated.iter().collect();
+    for (what, tuned, errors) in [
+        ("before", mitigated, "weights, before they were packed"),
+        ("tuned ", blocks, "mean; errors above are from before"),
+    ] {
+        if tuned.is_empty() {
+            continue;
+        }
         let losses: Vec<_> = tuned.iter().filter_map(|tuned| tuned.heldout).collect();
         let mean = |k: usize| losses.iter().map(|loss| loss[k]).sum::<f64>() / losses.len().max(1) as f64;
         let kept = tuned.iter().filter(|tuned| tuned.dropped.is_none()).count();
-        let (before, after) = (mean(0), mean(1));
-        lines.push(format!("tuned  {kept} of {} blocks: held-out loss {before:.4} -> {after:.4} (mean); errors above are from before", tuned.len()));
+        let (count, before, after) = (tuned.len(), mean(0), mean(1));
+        lines.push(format!(
+            "{what} {kept} of {count} blocks: held-out loss {before:.4} -> {after:.4} ({errors})"
+        ));
     }
     if let Some(tuned) = packing.tuned.iter().find(|tuned| tuned.layer.is_none()) {
         let kept = tuned.dropped.as_ref().map_or_else(String::new, |why| format!(", not kept: {why}"));

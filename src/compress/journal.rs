@@ -106,6 +106,8 @@ struct Stored {
 /// What is tuned together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// The weights of one block, before it is packed; no payloads are kept.
+    Before(usize),
     /// One block, to what the original's gives.
     Block(usize),
     /// All of them, to the original's distributions.
@@ -115,7 +117,7 @@ pub enum Phase {
 impl Phase {
     fn file(self) -> String {
         match self {
-            Self::Block(layer) => format!("{self}-{layer}.json"),
+            Self::Before(layer) | Self::Block(layer) => format!("{self}-{layer}.json"),
             Self::Model => format!("{self}.json"),
         }
     }
@@ -124,6 +126,7 @@ impl Phase {
 impl std::fmt::Display for Phase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Self::Before(_) => "mitigated",
             Self::Block(_) => "reconstructed",
             Self::Model => "distilled",
         })

@@ -23,6 +23,7 @@ mod error;
 pub mod factors;
 pub mod fit;
 pub mod gauge;
+mod gradients;
 pub mod gram;
 pub mod journal;
 pub mod latents;

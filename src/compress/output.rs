@@ -101,9 +101,13 @@ pub fn write(
         let target = folder.join(source.file_name().unwrap_or_default());
         fs::copy(source, &target).map_err(io_error(source))?;
     }
-    let phases = (0..checkpoint.config().layers).map(Phase::Block).chain([Phase::Model]);
-    let tuned = phases.filter_map(|phase| journal.read_tuned(phase).transpose()).collect::<Result<_, _>>()?;
+    let layers = 0..checkpoint.config().layers;
+    let read = |phase| journal.read_tuned(phase).transpose();
+    let mitigated = layers.clone().map(Phase::Before).filter_map(read).collect::<Result<_, _>>()?;
+    let phases = layers.map(Phase::Block).chain([Phase::Model]);
+    let tuned = phases.filter_map(read).collect::<Result<_, _>>()?;
     let mut packing = Packing::new(checkpoint, identity, entries, tuned, &sizes);
+    packing.mitigated = mitigated;
     packing.files = checksums(&folder)?;
     let value = serde_json::to_value(&packing).map_err(|e| io_error(&folder)(io::Error::other(e)))?;
     write_json("packing.json", &value)?;

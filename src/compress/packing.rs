@@ -32,6 +32,9 @@ pub struct Packing {
     /// What gradients did, block by block and then for the model; errors of tensors are from before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tuned: Vec<Tuned>,
+    /// What they did to the weights of blocks before those were packed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mitigated: Vec<Tuned>,
     /// SHA-256 of the other files of the folder.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
@@ -109,6 +112,7 @@ impl Packing {
             totals: Totals::of(&tensors, stored),
             tensors,
             tuned,
+            mitigated: Vec::new(),
             files: BTreeMap::new(),
         }
     }

@@ -15,8 +15,7 @@ use super::schedule::Scheduler;
 use super::self_written::write;
 use super::stream::Stream;
 use super::streams::SiteGrams;
-use super::tune::{Tuner, Windows};
-use super::tuning::{Payloads, Tuned, payloads};
+use super::tune::Tuner;
 use crate::model::text::TextError;
 use crate::model::{Checkpoint, Decoder, Linear, LinearName, Site, Tokenizer};
 
@@ -148,14 +147,15 @@ fn warn_about_few_tokens(widest: usize, record: &CalibrationRecord, observer: &d
     }
 }
 
-struct Run<'a> {
-    decoder: Decoder,
-    identity: &'a Identity,
-    encoder: Encoder,
-    assignments: Vec<[Assignment; 7]>,
-    journal: Journal,
-    tuner: Option<Tuner>,
-    observer: &'a dyn Observer,
+/// A model on its way; what gradients do for it is in [`gradients`](super::gradients).
+pub(super) struct Run<'a> {
+    pub decoder: Decoder,
+    pub identity: &'a Identity,
+    pub encoder: Encoder,
+    pub assignments: Vec<[Assignment; 7]>,
+    pub journal: Journal,
+    pub tuner: Option<Tuner>,
+    pub observer: &'a dyn Observer,
 }
 
 impl Run<'_> {
@@ -198,9 +198,14 @@ impl Run<'_> {
         self.observer.event(Event::Begin { layers });
         let mut scheduler = None;
         for layer in 0..layers {
+            let before = match stream.as_mut() {
+                Some(stream) => self.mitigate(layer, stream)?,
+                None => Vec::new(),
+            };
             for sites in self.identity.recipe.order.stages() {
                 self.stage(layer, &sites, stream.as_mut(), &mut scheduler)?;
             }
+            self.restore(layer, before);
             let Some(stream) = stream.as_mut() else { continue };
             self.reconstruct(layer, stream)?;
             if last.is_some_and(|last| layer < last) {
@@ -211,82 +216,6 @@ impl Run<'_> {
         // What encoding held on the device makes room.
         drop(scheduler);
         stream.map_or(Ok(()), |stream| self.distill(layers, stream))
-    }
-
-    /// The packed block comes closer to what the original gives, where the recipe says so.
-    fn reconstruct(&mut self, layer: usize, stream: &mut Stream<'_>) -> Result<(), PackError> {
-        let tuning = self.identity.recipe.reconstruct;
-        let Some(tuner) = self.tuner.as_mut().filter(|_| tuning.passes > 0) else { return Ok(()) };
-        let phase = Phase::Block(layer);
-        let packed = |name| matches!(self.decoder.linear(layer, name), Linear::Packed { .. });
-        if self.journal.read_tuned(phase)?.is_some() || !LinearName::ALL.into_iter().any(packed) {
-            return Ok(());
-        }
-        self.observer.event(Event::Stage { layer, stage: Stage::Tune });
-        let [input, target] = stream.pair(&self.decoder)?;
-        let calibration = stream.calibration();
-        let windows = Windows {
-            input: &input,
-            target: &target,
-            positions: calibration.windows.positions,
-            fit: calibration.fit,
-        };
-        let block = self.decoder.block(layer);
-        let done = match tuner.reconstruct(self.decoder.config(), block, &windows, &tuning.params()) {
-            Ok(done) => done,
-            Err(error) => match Tuned::without_room(Some(layer), &error) {
-                Some(tuned) => return self.keep_tuned(phase, tuned, Payloads::new()),
-                None => return Err(error.into()),
-            },
-        };
-        let linears = done.linears.into_iter().map(|(name, linear)| (layer, name, linear));
-        self.keep_tuned(phase, Tuned::new(Some(layer), &done.report), payloads(linears))
-    }
-
-    /// All blocks at once come closer to the original's distributions, where the recipe says so.
-    fn distill(&mut self, layers: usize, mut stream: Stream<'_>) -> Result<(), PackError> {
-        let tuning = self.identity.recipe.distill;
-        let packed = |layer| {
-            LinearName::ALL
-                .into_iter()
-                .any(|n| matches!(self.decoder.linear(layer, n), Linear::Packed { .. }))
-        };
-        if tuning.passes == 0 || !(0..layers).any(packed) || self.journal.read_tuned(Phase::Model)?.is_some()
-        {
-            return Ok(());
-        }
-        let Some(tuner) = &mut self.tuner else { return Ok(()) };
-        self.observer.event(Event::Stage { layer: layers, stage: Stage::Tune });
-        let target = stream.end(&self.decoder)?;
-        let (calibration, more_target) = stream.more(&self.encoder)?;
-        let fit = calibration.fit * calibration.windows.positions;
-        let (tokens, more) = (calibration.windows.tokens(), calibration.more.tokens());
-        let tokens = [&tokens[..fit], more, &tokens[fit..]].concat();
-        let fit = fit * self.decoder.config().hidden;
-        let target = [&target[..fit], &more_target, &target[fit..]].concat();
-        let windows = Windows {
-            input: &self.decoder.embed(&tokens)?,
-            target: &target,
-            positions: calibration.windows.positions,
-            fit: calibration.fit + calibration.more.count(),
-        };
-        let done = match tuner.distill(&self.decoder, &windows, &tuning.params()) {
-            Ok(done) => done,
-            Err(error) => match Tuned::without_room(None, &error) {
-                Some(tuned) => return self.keep_tuned(Phase::Model, tuned, Payloads::new()),
-                None => return Err(error.into()),
-            },
-        };
-        self.keep_tuned(Phase::Model, Tuned::new(None, &done.report), payloads(done.linears))
-    }
-
-    fn keep_tuned(&mut self, phase: Phase, tuned: Tuned, payloads: Payloads) -> Result<(), PackError> {
-        self.journal.write_tuned(phase, &tuned, &payloads)?;
-        self.observer.event(Event::Tuned { tuned: &tuned });
-        match phase {
-            Phase::Block(layer) => self.install(layer, &Site::ALL),
-            Phase::Model => (0..self.assignments.len()).try_for_each(|layer| self.install(layer, &Site::ALL)),
-        }
     }
 
     /// Layers that are encoded together, and then take the place of the dense ones.
@@ -414,7 +343,7 @@ impl Run<'_> {
     }
 
     /// Puts the packed tensors of some sites in the place of the dense ones.
-    fn install(&mut self, layer: usize, sites: &[Site]) -> Result<(), PackError> {
+    pub fn install(&mut self, layer: usize, sites: &[Site]) -> Result<(), PackError> {
         for name in LinearName::ALL.into_iter().filter(|name| sites.contains(&name.site())) {
             if let Some((_, Some(payload))) = self.journal.read_tensor(&name.prefix(layer))? {
                 let in_features = self.decoder.linear(layer, name).in_features();

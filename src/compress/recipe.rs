@@ -19,6 +19,10 @@ pub struct Recipe {
     #[serde(default)]
     pub order: BlockOrder,
     pub params: Params,
+    /// The weights of each block brought closer to what the original gives before they are packed, in the place of a
+    /// two-stream target.
+    #[serde(default)]
+    pub mitigate: Tuning,
     /// Each block brought closer to the original's by gradients once it is packed ([`tune`](super::tune)).
     #[serde(default)]
     pub reconstruct: Tuning,
@@ -101,6 +105,7 @@ impl Recipe {
             blend: 0.0,
             order: BlockOrder::Whole,
             params: Params::nvg(),
+            mitigate: Tuning { passes: 0, ..Tuning::mitigation() },
             reconstruct: Tuning { passes: 0, ..Tuning::reconstruction() },
             distill: Tuning { passes: 0, ..Tuning::distillation() },
             more: 0.0,
@@ -157,7 +162,7 @@ impl Recipe {
 
     /// Whether gradients come in.
     pub fn tunes(&self) -> bool {
-        self.reconstruct.passes > 0 || self.distill.passes > 0
+        [self.mitigate, self.reconstruct, self.distill].iter().any(|tuning| tuning.passes > 0)
     }
 
     /// Whether anything of it looks at calibration text.
@@ -200,8 +205,8 @@ impl Recipe {
             false => serde_json::from_str(value).map_err(|_| error("give a number".into()))?,
         };
         let recipe: Self = serde_json::from_value(whole).map_err(|e| error(e.to_string()))?;
-        let Tuning { scales, signs, .. } = recipe.reconstruct;
-        let rates = [scales, signs, recipe.distill.scales, recipe.distill.signs];
+        let phases = [recipe.mitigate, recipe.reconstruct, recipe.distill];
+        let rates = phases.into_iter().flat_map(|Tuning { scales, signs, dense, .. }| [scales, signs, dense]);
         let ranges = [(recipe.damping, 1e3), (recipe.blend, 1.0), (recipe.more, 1e3)]
             .into_iter()
             .chain(rates.map(|rate| (rate, 1.0)));
@@ -213,7 +218,9 @@ impl Recipe {
 
     /// Whether what the recipe trains can be trained, asked before anything is done.
     pub fn check(&self) -> Result<(), RecipeError> {
-        for (key, tuning) in [("reconstruct", self.reconstruct), ("distill", self.distill)] {
+        let phases =
+            [("mitigate", self.mitigate), ("reconstruct", self.reconstruct), ("distill", self.distill)];
+        for (key, tuning) in phases {
             let error = |knob: &str, value: f64, problem: &str| RecipeError {
                 key: format!("{key}.{knob}"),
                 value: value.to_string(),
@@ -222,10 +229,25 @@ impl Recipe {
             if tuning.passes > 0 && tuning.batch == 0 {
                 return Err(error("batch", 0.0, "a step needs positions; or set passes to 0"));
             }
-            if tuning.passes > 0 && tuning.scales.max(tuning.signs) <= 0.0 {
+            if tuning.passes > 0 && tuning.scales.max(tuning.signs).max(tuning.dense) <= 0.0 {
                 let problem = "nothing would be trained: give a rate for scales or signs, or set passes to 0";
                 return Err(error("scales", tuning.scales, problem));
             }
+        }
+        for (key, Tuning { dense, .. }) in [("reconstruct", self.reconstruct), ("distill", self.distill)] {
+            if dense > 0.0 {
+                let problem = "what stays dense is kept as it is; weights are trained before they are packed (mitigate.dense)";
+                let key = format!("{key}.dense");
+                return Err(RecipeError { key, value: dense.to_string(), problem: problem.into() });
+            }
+        }
+        if self.mitigate.passes > 0 && self.blend > 0.0 {
+            let problem = "weights that make up for earlier blocks are packed as they are: set blend to 0, or mitigate.passes";
+            return Err(RecipeError {
+                key: "blend".into(),
+                value: self.blend.to_string(),
+                problem: problem.into(),
+            });
         }
         Ok(())
     }
@@ -296,6 +318,9 @@ mod tests {
         assert!(Recipe::nvg2().set("reconstruct.passes", "4").unwrap().check().is_ok());
         let scales_alone = Recipe::best().set("distill.signs", "0").unwrap();
         assert!(scales_alone.check().is_ok());
+        let both = Recipe::nvg2().set("mitigate.passes", "2").unwrap();
+        assert!(both.check().unwrap_err().to_string().contains("blend=0.5: weights that make up"));
+        assert!(both.set("blend", "0").unwrap().check().is_ok());
         for (key, says) in
             [("distill.scales", "distill.scales=0: nothing would be"), ("distill.batch", "a step needs")]
         {

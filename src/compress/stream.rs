@@ -58,8 +58,11 @@ impl<'a> Stream<'a> {
     }
 
     /// What the inputs of the block that it enters look like at some sites. `decoder` holds the blocks packed so far.
+    /// Beside the original's inputs, unless that has gone on already.
     pub fn grams(&mut self, decoder: &Decoder, sites: &[Site]) -> Result<SiteGrams, PackError> {
-        let here = blocks(decoder, &self.original, self.at);
+        let beside = self.original.as_ref().filter(|_| self.original_at == self.at);
+        let original = beside.map(|original| original.block(self.at));
+        let here = Blocks { packed: decoder.block(self.at), original };
         let error = match &mut self.ground {
             Ground::Host(streams) => return Ok(streams.capture_grams(here, &self.calibration, sites)?),
             Ground::Device(on_device) => match on_device.capture_grams(here, sites) {
@@ -73,10 +76,12 @@ impl<'a> Stream<'a> {
     }
 
     /// What the packed block gets and what it should give: the stream that enters it, and the original's that leaves the
-    /// original block, to which it goes on.
+    /// original block, to which it goes on unless it is there.
     pub fn pair(&mut self, decoder: &Decoder) -> Result<[Vec<f32>; 2], PackError> {
         let packed = self.read(Which::Packed, decoder)?;
-        self.advance_one(Which::Original, decoder)?;
+        if self.original_at == self.at {
+            self.advance_one(Which::Original, decoder)?;
+        }
         Ok([packed, self.read(Which::Original, decoder)?])
     }
 
@@ -173,8 +178,4 @@ impl<'a> Stream<'a> {
         self.ground = Ground::Host(streams);
         Ok(())
     }
-}
-
-fn blocks<'a>(decoder: &'a Decoder, original: &'a Option<Decoder>, layer: usize) -> Blocks<'a> {
-    Blocks { packed: decoder.block(layer), original: original.as_ref().map(|o| o.block(layer)) }
 }

@@ -19,6 +19,9 @@ pub struct Tuning {
     /// Rates of scales and of signs at the start; 0 leaves them as they are.
     pub scales: f64,
     pub signs: f64,
+    /// The same of weights that are not packed.
+    #[serde(default)]
+    pub dense: f64,
     /// Whether a position of a reconstruction counts by its own size.
     pub relative: bool,
     /// Of the order of windows.
@@ -31,6 +34,11 @@ impl Tuning {
         Self::of(&TuneParams::default())
     }
 
+    /// Of blocks before they are packed.
+    pub fn mitigation() -> Self {
+        Self::of(&TuneParams::mitigate())
+    }
+
     /// Of the whole model.
     pub fn distillation() -> Self {
         Self::of(&TuneParams::distill())
@@ -40,7 +48,8 @@ impl Tuning {
         let TuneParams { passes, batch, rates, seed, weighting, .. } = *params;
         let rate = |rate: Option<f64>| rate.unwrap_or(0.0);
         let relative = weighting == Weighting::Relative;
-        Self { passes, batch, scales: rate(rates.scales), signs: rate(rates.signs), relative, seed }
+        let [scales, signs, dense] = [rates.scales, rates.signs, rates.dense].map(rate);
+        Self { passes, batch, scales, signs, dense, relative, seed }
     }
 
     pub(super) fn params(&self) -> TuneParams {
@@ -48,7 +57,7 @@ impl Tuning {
         TuneParams {
             passes: self.passes,
             batch: self.batch,
-            rates: Rates { scales: rate(self.scales), signs: rate(self.signs), dense: None },
+            rates: Rates { scales: rate(self.scales), signs: rate(self.signs), dense: rate(self.dense) },
             seed: self.seed,
             weighting: if self.relative { Weighting::Relative } else { Weighting::Uniform },
             precision: Precision::Tf32,

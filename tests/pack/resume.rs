@@ -15,6 +15,41 @@ fn killed_with_two_streams_and_a_text_of_its_own_it_resumes_to_the_same_bytes() 
     killed_at_any_moment(&["--recipe", "nvg2", "--fit-tokens", "1024", "--heldout-tokens", "256"]);
 }
 
+/// Weights that make up for earlier blocks before they are packed.
+const MITIGATED: [&str; 12] = [
+    "--recipe",
+    "nvg2",
+    "--fit-tokens",
+    "1024",
+    "--heldout-tokens",
+    "256",
+    "--set",
+    "mitigate.passes=1",
+    "--set",
+    "mitigate.batch=512",
+    "--set",
+    "blend=0",
+];
+
+#[test]
+fn killed_among_mitigated_blocks_it_resumes_to_the_same_bytes() {
+    killed_at_any_moment(&MITIGATED);
+}
+
+#[test]
+fn blocks_that_make_up_for_earlier_ones_are_on_record() {
+    let folder = Folder::new();
+    let output = success(folder.pack("out", &MITIGATED));
+    assert!(output.contains("before") && output.contains("of 2 blocks: held-out loss"), "{output}");
+    let packing = fs::read(folder.path("out/packing.json")).unwrap();
+    let packing: serde_json::Value = serde_json::from_slice(&packing).unwrap();
+    let mitigated = packing["mitigated"].as_array().unwrap();
+    assert_eq!(mitigated.iter().map(|block| block["layer"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1]);
+    // The first block has nothing to make up for, the second does.
+    let [before, after] = [0, 1].map(|k| mitigated[1]["heldout"][k].as_f64().unwrap());
+    assert!(mitigated[1]["dropped"].is_null() && after < before, "{before} to {after}");
+}
+
 /// Gradients, as short as they may be.
 const BEST: [&str; 16] = [
     "--recipe",
