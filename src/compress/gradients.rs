@@ -7,55 +7,39 @@ use super::pipeline::Run;
 use super::plan::Assignment;
 use super::stream::Stream;
 use super::tune::Windows;
-use super::tuning::{Payloads, Tuned, payloads};
+use super::tuning::{Payloads, Tuned, Tuning, payloads};
 use crate::model::{Linear, LinearName, Site};
 
-/// The layers of a block as they were.
-pub type Before = Vec<(LinearName, Linear)>;
+/// Some layers of a block.
+pub type Layers = Vec<(LinearName, Linear)>;
 
 impl Run<'_> {
     /// Before a block is packed its weights make up for what the packed blocks before it changed, where the recipe says
     /// so ("error mitigation", NanoQuant 2026): they are what is packed then. Returns the layers as they were.
-    pub fn mitigate(&mut self, layer: usize, stream: &mut Stream<'_>) -> Result<Before, PackError> {
+    pub fn mitigate(&mut self, layer: usize, stream: &mut Stream<'_>) -> Result<Layers, PackError> {
         let tuning = self.identity.recipe.mitigate;
         let mut open = false;
         for (name, assignment) in LinearName::ALL.into_iter().zip(self.assignments[layer]) {
             let packs = matches!(assignment, Assignment::Pack(_));
             open |= packs && !self.journal.has_encoded(&name.prefix(layer))?;
         }
-        let Some(tuner) = self.tuner.as_mut().filter(|_| tuning.passes > 0 && open) else {
+        if tuning.passes == 0 || !open {
+            return Ok(Vec::new());
+        }
+        let Some((tuned, linears)) = self.brought_closer(layer, tuning, stream)? else {
             return Ok(Vec::new());
         };
-        self.observer.event(Event::Stage { layer, stage: Stage::Tune });
-        let [input, target] = stream.pair(&self.decoder)?;
-        let calibration = stream.calibration();
-        let windows = Windows {
-            input: &input,
-            target: &target,
-            positions: calibration.windows.positions,
-            fit: calibration.fit,
-        };
         let block = self.decoder.block(layer);
-        let done = match tuner.reconstruct(self.decoder.config(), block, &windows, &tuning.params()) {
-            Ok(done) => done,
-            Err(error) => match Tuned::without_room(Some(layer), &error) {
-                Some(tuned) => {
-                    self.keep_tuned(Phase::Before(layer), tuned, Payloads::new())?;
-                    return Ok(Vec::new());
-                }
-                None => return Err(error.into()),
-            },
-        };
-        let before = done.linears.iter().map(|(name, _)| (*name, block.linear(*name).clone())).collect();
-        for (name, linear) in done.linears {
+        let before = linears.iter().map(|(name, _)| (*name, block.linear(*name).clone())).collect();
+        for (name, linear) in linears {
             self.decoder.set_linear(layer, name, linear)?;
         }
-        self.keep_tuned(Phase::Before(layer), Tuned::new(Some(layer), &done.report), Payloads::new())?;
+        self.keep_tuned(Phase::Before(layer), tuned, Payloads::new())?;
         Ok(before)
     }
 
     /// What was not packed after all is again as it was.
-    pub fn restore(&mut self, layer: usize, before: Before) {
+    pub fn restore(&mut self, layer: usize, before: Layers) {
         for (name, linear) in before {
             if matches!(self.decoder.linear(layer, name), Linear::Dense(_)) {
                 self.decoder.set_linear(layer, name, linear).expect("a layer has the shape that it had");
@@ -66,12 +50,27 @@ impl Run<'_> {
     /// The packed block comes closer to what the original gives, where the recipe says so.
     pub fn reconstruct(&mut self, layer: usize, stream: &mut Stream<'_>) -> Result<(), PackError> {
         let tuning = self.identity.recipe.reconstruct;
-        let Some(tuner) = self.tuner.as_mut().filter(|_| tuning.passes > 0) else { return Ok(()) };
         let phase = Phase::Block(layer);
         let packed = |name| matches!(self.decoder.linear(layer, name), Linear::Packed { .. });
-        if self.journal.read_tuned(phase)?.is_some() || !LinearName::ALL.into_iter().any(packed) {
+        if tuning.passes == 0
+            || self.journal.read_tuned(phase)?.is_some()
+            || !LinearName::ALL.into_iter().any(packed)
+        {
             return Ok(());
         }
+        let Some((tuned, linears)) = self.brought_closer(layer, tuning, stream)? else { return Ok(()) };
+        let linears = linears.into_iter().map(|(name, linear)| (layer, name, linear));
+        self.keep_tuned(phase, tuned, payloads(linears))
+    }
+
+    /// What gradients did to a block, and its layers where they are to take the place of the old ones.
+    fn brought_closer(
+        &mut self,
+        layer: usize,
+        tuning: Tuning,
+        stream: &mut Stream<'_>,
+    ) -> Result<Option<(Tuned, Layers)>, PackError> {
+        let Some(tuner) = &mut self.tuner else { return Ok(None) };
         self.observer.event(Event::Stage { layer, stage: Stage::Tune });
         let [input, target] = stream.pair(&self.decoder)?;
         let calibration = stream.calibration();
@@ -82,15 +81,13 @@ impl Run<'_> {
             fit: calibration.fit,
         };
         let block = self.decoder.block(layer);
-        let done = match tuner.reconstruct(self.decoder.config(), block, &windows, &tuning.params()) {
-            Ok(done) => done,
+        match tuner.reconstruct(self.decoder.config(), block, &windows, &tuning.params()) {
+            Ok(done) => Ok(Some((Tuned::new(Some(layer), &done.report), done.linears))),
             Err(error) => match Tuned::without_room(Some(layer), &error) {
-                Some(tuned) => return self.keep_tuned(phase, tuned, Payloads::new()),
-                None => return Err(error.into()),
+                Some(tuned) => Ok(Some((tuned, Layers::new()))),
+                None => Err(error.into()),
             },
-        };
-        let linears = done.linears.into_iter().map(|(name, linear)| (layer, name, linear));
-        self.keep_tuned(phase, Tuned::new(Some(layer), &done.report), payloads(linears))
+        }
     }
 
     /// All blocks at once come closer to the original's distributions, where the recipe says so.
