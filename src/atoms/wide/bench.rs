@@ -72,6 +72,12 @@ impl Size {
         }
     }
 
+    /// Name of a figure; the host's stand apart.
+    fn figure(self, device: &Device, what: &str) -> String {
+        let place = if matches!(device, Device::Host) { "atoms.host" } else { "atoms" };
+        format!("{place}.{}_{what}", self.name())
+    }
+
     /// Rows to fit; the others are held out.
     pub fn fit_rows(self) -> usize {
         match self {
@@ -117,6 +123,7 @@ impl Size {
         let room = crate::device::arena::Arena::largest(device)?;
         let job = Job { source: &planted, fit: self.fit_rows(), params };
         let predicted = predicted_bytes(&job, device, room)?;
+        warm(device)?;
         let (fitted, peak) = peak(device, || one(device, &job));
         let (fit, usage) = fitted?;
         let truth = planted.truth(self.fit_rows(), planted.rows - self.fit_rows())?;
@@ -125,7 +132,7 @@ impl Size {
         let (linear, linear_usage) = one(device, &Job { params: self.linear(seconds), ..job })?;
         let mut figures = Vec::new();
         let mut put = |what: &str, value: f64, unit: &'static str, note: String| {
-            let name = format!("atoms.{}_{what}", self.name());
+            let name = self.figure(device, what);
             let note = (!note.is_empty()).then_some(note);
             figures.push(Figure { name, value, unit, floor: None, residual: None, note });
         };
@@ -137,10 +144,12 @@ impl Size {
         put("ceiling", 1.0 - planted.noise_share, "1", "all but the noise".into());
         put("dead_share", fit.dead, "1", format!("{} began anew", fit.revived));
         put("linear_dead_share", linear.dead, "1", format!("{} began anew", linear.revived));
-        put("busy_share", usage.busy / usage.seconds, "1", "of the wall time with work queued".into());
-        put("sent_mib", mib(usage.telemetry.bytes_up), "MiB", "to the device".into());
-        put("received_mib", mib(usage.telemetry.bytes_down), "MiB", "with the dictionary itself".into());
         put("predicted_mib", mib(predicted), "MiB", "before anything was allocated".into());
+        if !matches!(device, Device::Host) {
+            put("busy_share", usage.busy / usage.seconds, "1", "of the wall time with work queued".into());
+            put("sent_mib", mib(usage.telemetry.bytes_up), "MiB", "to the device".into());
+            put("received_mib", mib(usage.telemetry.bytes_down), "MiB", "with the dictionary itself".into());
+        }
         if let Some(peak) = peak {
             put("peak_mib", mib(peak), "MiB", "by the driver, sampled".into());
         }
@@ -152,8 +161,7 @@ impl Size {
         let params = self.params(0.0);
         let jobs: Vec<Job<'_>> =
             planted.iter().map(|planted| Job { source: planted, fit: self.fit_rows(), params }).collect();
-        // The first compiles what both need.
-        fit_battery(device, &jobs[..1], None, &|_, _| ());
+        warm(device)?;
         let together = fit_battery(device, &jobs, None, &|_, _| ());
         let began = Instant::now();
         let alone: Vec<Battery> =
@@ -169,7 +177,7 @@ impl Size {
             circles += planted.atoms;
         }
         let put = |what: &str, value: f64, unit: &'static str, note: &str| Figure {
-            name: format!("atoms.{}_{what}", self.name()),
+            name: self.figure(device, what),
             value,
             unit,
             floor: None,
@@ -189,6 +197,16 @@ impl Size {
 fn one(device: &Device, job: &Job<'_>) -> Result<(WideFit, Usage), AtomsError> {
     let Battery { mut fits, usage } = fit_battery(device, std::slice::from_ref(job), None, &|_, _| ());
     Ok((fits.remove(0)?, usage))
+}
+
+/// Compiles the kernels of both shapes and loads the libraries: once on a machine, and no part of a fit.
+fn warm(device: &Device) -> Result<(), AtomsError> {
+    let planted = Size::Battery256.planted(0);
+    let fit = Size::Battery256.fit_rows();
+    for params in [Size::Battery256.params(0.0), Size::Battery256.linear(0.0)] {
+        one(device, &Job { source: &planted, fit, params })?;
+    }
+    Ok(())
 }
 
 fn told(fit: &WideFit) -> String {

@@ -13,8 +13,8 @@ use crate::device::{Device, DeviceError, Telemetry};
 /// Share of its fair share of rows below which an atom counts as dead.
 const DEAD: f64 = 0.01;
 
-/// Bytes that a card takes beside an arena: the ring of tables (16 MiB), the workspace of products (32 MiB), and what
-/// cuBLAS, cuSOLVER and loaded kernels hold, measured on an H200.
+/// Bytes that a card takes beside an arena: the ring of tables (16 MiB), the workspace of products (32 MiB), and an estimate of
+/// what cuBLAS, cuSOLVER and loaded kernels hold.
 const LIBRARIES: u64 = 160 << 20;
 
 /// Bytes for each entry of a matrix whose eigenvectors a card finds in f64: four copies, and cuSOLVER's scratch.

@@ -133,7 +133,7 @@ impl SweepFile {
         let Self { rows, fits } = self;
         let model = rows.model.is_some();
         match () {
-            () if model == !rows.files.is_empty() => {
+            () if model != rows.files.is_empty() => {
                 return Err(
                     "[rows] names `files`, or a `model` with `text` and `layers`: one of the two".into()
                 );
