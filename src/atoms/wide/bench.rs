@@ -17,14 +17,16 @@ pub const FOUND: f64 = 0.95;
 pub enum Size {
     /// 64 circles in 24,576 rows of 2,048, beside a linear dictionary of the same decoder rows and coefficients a row.
     Large64,
-    /// 256 fits of 8 circles in 1,024 rows of 64: side by side, and one after another.
+    /// 256 fits of 8 circles in 2,048 rows of 64: side by side, and one after another.
     Battery256,
     /// 16,384 circles in 262,144 rows of 1,024, beside a linear dictionary of the same width and budget.
     Wide16k,
+    /// A sixteenth of that, for a host: 1,024 circles in 65,536 rows of 256.
+    Wide1k,
 }
 
 impl Size {
-    pub const ALL: [Self; 3] = [Self::Large64, Self::Battery256, Self::Wide16k];
+    pub const ALL: [Self; 4] = [Self::Large64, Self::Battery256, Self::Wide16k, Self::Wide1k];
 
     /// As it stands in figures.
     pub fn name(self) -> &'static str {
@@ -32,6 +34,7 @@ impl Size {
             Self::Large64 => "large64",
             Self::Battery256 => "battery256",
             Self::Wide16k => "wide16k",
+            Self::Wide1k => "wide1k",
         }
     }
 
@@ -50,7 +53,7 @@ impl Size {
                 seed,
             },
             Self::Battery256 => Planted {
-                rows: self.fit_rows() + 256,
+                rows: self.fit_rows() + 512,
                 width: 64,
                 atoms: 8,
                 active: 2,
@@ -69,6 +72,16 @@ impl Size {
                 noise_share,
                 seed,
             },
+            Self::Wide1k => Planted {
+                rows: self.fit_rows() + 4096,
+                width: 256,
+                atoms: 1024,
+                active: 4,
+                bulk: 64,
+                bulk_share,
+                noise_share,
+                seed,
+            },
         }
     }
 
@@ -82,8 +95,9 @@ impl Size {
     pub fn fit_rows(self) -> usize {
         match self {
             Self::Large64 => 24_576,
-            Self::Battery256 => 1024,
+            Self::Battery256 => 2048,
             Self::Wide16k => 262_144,
+            Self::Wide1k => 65_536,
         }
     }
 
@@ -92,8 +106,8 @@ impl Size {
         let common = WideParams { atoms, active, bulk, seed: 0, ..WideParams::default() };
         match self {
             Self::Large64 => WideParams { rank: 512, stages: 3, rounds: 20, ..common },
-            Self::Battery256 => WideParams { rank: 64, stages: 2, rounds: 10, settled: 0.0, ..common },
-            Self::Wide16k => {
+            Self::Battery256 => WideParams { rank: 32, stages: 2, rounds: 10, settled: 0.0, ..common },
+            Self::Wide16k | Self::Wide1k => {
                 WideParams { rank: 1024, stages: 4, rounds: 1000, seconds: Some(seconds), ..common }
             }
         }
@@ -102,11 +116,14 @@ impl Size {
     /// The linear dictionary that stands beside it: rays over a bulk of the same rank, as many coefficients a row.
     fn linear(self, seconds: f64) -> WideParams {
         let params = self.params(seconds);
-        let atoms = if self == Self::Wide16k { params.atoms } else { 2 * params.atoms };
+        let atoms = match self {
+            Self::Wide16k | Self::Wide1k => params.atoms,
+            _ => 2 * params.atoms,
+        };
         WideParams { kind: Kind::Ray, atoms, ..params }
     }
 
-    /// Measures it on a device; a budget in seconds is for `wide16k`, each of its two fits.
+    /// Measures it on a device; a budget in seconds is for the wide ones, each of their two fits.
     ///
     /// # Errors
     /// As the fits'.

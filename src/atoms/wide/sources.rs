@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::super::AtomsError;
-use super::begin;
+use super::begin::from_rows;
 use super::fit::State;
 use super::plan::{Plan, Seeking};
 use crate::device::arena::{Arena, View};
@@ -20,8 +20,10 @@ use crate::ops::principal::{Principal, principal};
 use crate::ops::random::{Normal, random_normal};
 use crate::ops::scale::{Scale, scale};
 
-/// Steps of the fixed point. Its convergence is cubic; what takes the steps is the way there.
+/// Steps of the fixed point after which its components are judged, and how often that may be. Convergence is cubic near the
+/// end; what takes the steps is the way there, the second direction of a circle's plane most of all.
 const STEPS: usize = 60;
+const TURNS: usize = 6;
 
 /// Dependence of two energies below which they are no pair: of independent ones it is 0, of a circle that is on with
 /// probability q it is 1/(2q) − 1.
@@ -31,6 +33,7 @@ const DEPENDENT: f64 = 0.2;
 const LEAST_VARIANCE: f64 = 1e-9;
 
 /// Components that make the first atoms, with the length that each decoder row gets in the whitened frame.
+#[derive(Default)]
 struct Found {
     columns: Vec<usize>,
     lengths: Vec<f32>,
@@ -58,11 +61,7 @@ pub(super) fn seek(arena: &mut Arena, states: &mut [State<'_>]) -> Result<(), At
         return Ok(());
     }
     whiten(arena, &seekers, states);
-    components(arena, &seekers);
-    let mut found = Vec::new();
-    for seeker in &seekers {
-        found.push(judge(arena, seeker)?);
-    }
+    let found = components(arena, &seekers)?;
     for (seeker, found) in seekers.iter().zip(&found) {
         states[seeker.index].paired = Some(found.columns.len() / seeker.plan.params.kind.rows());
         place(arena, seeker, found);
@@ -76,7 +75,7 @@ pub(super) fn seek(arena: &mut Arena, states: &mut [State<'_>]) -> Result<(), At
     principal(arena, &items)?;
     for (seeker, found) in seekers.iter().zip(&found) {
         let first = found.columns.len() / seeker.plan.params.kind.rows();
-        begin::from_rows(arena, &states[seeker.index], first);
+        from_rows(arena, &states[seeker.index], first);
     }
     Ok(())
 }
@@ -99,24 +98,49 @@ fn whiten(arena: &mut Arena, seekers: &[Seeker], states: &[State<'_>]) {
     scale(arena, &items);
 }
 
-/// The fixed point from random directions; W, its columns the directions, and the products of energies afterwards.
-fn components(arena: &mut Arena, seekers: &[Seeker]) {
-    let rooms: Vec<&Seeking> = seekers.iter().map(Seeker::room).collect();
-    let gemms = |make: &dyn Fn(&Seeking) -> Gemm| rooms.iter().map(|r| make(r)).collect::<Vec<_>>();
-    let scales = |make: &dyn Fn(&Seeking) -> Scale| rooms.iter().map(|r| make(r)).collect::<Vec<_>>();
-    let polars: Vec<Polar> = (rooms.iter())
-        .map(|room| {
-            let (done, status) = (room.flags, room.flags + 1);
-            Polar { a: room.next, x: room.w, y: room.polar[0], m: room.polar[1], done, status }
-        })
-        .collect();
-    rooms.iter().for_each(|room| arena.write(room.flags, &[0.0; 3]));
+/// What the components of each fit make; a fit rests as soon as that is all that it wants.
+fn components(arena: &mut Arena, seekers: &[Seeker]) -> Result<Vec<Found>, AtomsError> {
+    begin(arena, seekers);
+    let mut found: Vec<Found> = seekers.iter().map(|_| Found::default()).collect();
+    for _ in 0..TURNS {
+        let lacks = |k: &usize| {
+            let params = &seekers[*k].plan.params;
+            found[*k].columns.len() < params.atoms * params.kind.rows()
+        };
+        let open: Vec<usize> = (0..seekers.len()).filter(lacks).collect();
+        if open.is_empty() {
+            break;
+        }
+        turn(arena, &open.iter().map(|k| &seekers[*k]).collect::<Vec<_>>());
+        for k in open {
+            found[k] = judge(arena, &seekers[k])?;
+        }
+    }
+    Ok(found)
+}
+
+fn polar_of(room: &Seeking) -> Polar {
+    let (done, status) = (room.flags, room.flags + 1);
+    Polar { a: room.next, x: room.w, y: room.polar[0], m: room.polar[1], done, status, parts: View::EMPTY }
+}
+
+/// Random directions at right angles.
+fn begin(arena: &mut Arena, seekers: &[Seeker]) {
+    seekers.iter().for_each(|seeker| arena.write(seeker.room().flags, &[0.0; 3]));
     let random = seekers.iter().map(|seeker| {
         let out = seeker.room().next;
         Normal { out, seed: seeker.plan.params.seed ^ 0x1ca_0000, first: 0, deviation: 1.0 }
     });
     random_normal(arena, &random.collect::<Vec<_>>());
-    polar_batch(arena, &polars);
+    polar_batch(arena, &seekers.iter().map(|seeker| polar_of(seeker.room())).collect::<Vec<_>>());
+}
+
+/// Steps of the fixed point; W, its columns the directions, and the products of their energies afterwards.
+fn turn(arena: &mut Arena, seekers: &[&Seeker]) {
+    let rooms: Vec<&Seeking> = seekers.iter().map(|seeker| seeker.room()).collect();
+    let gemms = |make: &dyn Fn(&Seeking) -> Gemm| rooms.iter().map(|r| make(r)).collect::<Vec<_>>();
+    let scales = |make: &dyn Fn(&Seeking) -> Scale| rooms.iter().map(|r| make(r)).collect::<Vec<_>>();
+    let polars: Vec<Polar> = rooms.iter().map(|room| polar_of(room)).collect();
     let along = gemms(&|room| Gemm::new(room.z, room.w, room.y));
     let power = |power| rooms.iter().map(|room| Powers { a: room.y, out: room.y, power }).collect::<Vec<_>>();
     let (cubes, squares) = (power(3), power(2));
@@ -146,7 +170,7 @@ fn judge(arena: &mut Arena, seeker: &Seeker) -> Result<Found, AtomsError> {
     let energy = arena.read(seeker.room().energy.at, r * r)?;
     let at = |i: usize, j: usize| f64::from(energy[i * r + j]);
     if !energy.iter().all(|e| e.is_finite()) {
-        return Ok(Found { columns: Vec::new(), lengths: Vec::new() });
+        return Ok(Found::default());
     }
     if !seeker.plan.is_circle() {
         let mut order: Vec<usize> = (0..r).collect();

@@ -15,10 +15,10 @@ pub struct Args {
     /// Seeds 0 to N − 1
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=100))]
     seeds: u64,
-    /// Only these cases [default: the whole zoo]; large64, battery256 and wide16k are wide dictionaries on a device
+    /// Only these cases [default: the whole zoo]; large64, battery256, wide16k and wide1k are wide dictionaries on a device
     #[arg(long = "case", value_name = "NAME")]
     cases: Vec<String>,
-    /// Time of each fit of wide16k
+    /// Time of each fit of wide16k and wide1k
     #[arg(long, value_name = "S", default_value_t = 60.0)]
     seconds: f64,
     /// Of wide dictionaries; the zoo is fitted on the host
