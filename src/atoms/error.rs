@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use crate::arrow::{NewtonError, SystemError};
+use crate::device::DeviceError;
 
 /// Why there is no fit. One that did not converge is an outcome, not an error.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,10 @@ pub enum AtomsError {
     Decoders,
     #[error("the assembled system is not one: {0}")]
     System(#[from] SystemError),
+    #[error("a wide dictionary cannot be fitted: {what}")]
+    Wide { what: String },
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     #[error(transparent)]
     Newton(#[from] NewtonError),
     #[error("{file}: {what}")]

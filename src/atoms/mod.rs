@@ -23,6 +23,7 @@
 //! | [`mod@file`] | activations and dictionaries on disk |
 //! | [`zoo`] · [`mod@bench`] | planted data, and fits held to it |
 //! | [`mod@picture`] | an atom as SVG, in its own plane |
+//! | [`wide`] | many atoms of one shape over a linear bulk, on a device |
 
 pub mod baseline;
 pub mod bench;
@@ -45,6 +46,7 @@ pub mod shape;
 mod signal;
 mod space;
 mod start;
+pub mod wide;
 pub mod zoo;
 
 pub use error::AtomsError;

@@ -14,6 +14,7 @@ mod profile;
 mod progress;
 mod solve;
 mod sources;
+mod sweep;
 mod table;
 mod verify;
 
@@ -46,6 +47,7 @@ enum Command {
     Solve(solve::Args),
     Explain(Box<explain::Args>),
     Encode(encode::Args),
+    Sweep(sweep::Args),
     Bench(bench::Args),
 }
 
@@ -60,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Solve(args) => solve::run(args),
         Command::Explain(args) => explain::run(*args),
         Command::Encode(args) => encode::run(args),
+        Command::Sweep(args) => sweep::run(args),
         Command::Bench(args) => bench::run(args),
     };
     match run {

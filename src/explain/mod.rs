@@ -6,11 +6,13 @@
 //! | `stream` | the residual stream of a text; what a reconstruction in its place costs |
 //! | `order` | in which order words lie on a circle, and controls |
 //! | `report` | one page of HTML, complete in itself |
+//! | [`sweep`] | batteries of fits, resumable |
 
 mod error;
 mod order;
 mod report;
 mod stream;
+pub mod sweep;
 mod words;
 
 pub use error::ExplainError;

@@ -3,7 +3,8 @@
 //! The decoder's ops: [`matmul`], [`dense_matvec`], [`sign_matvec`], [`rms_norm`], [`rope`], [`attention`], [`swiglu`],
 //! [`geglu`], [`log_softmax`], [`coarse`], [`draw`]; on devices also [`gated`], [`non_finite`] and [`scatter`]. The encoder's: [`syrk`], [`spd_solve`], [`polar`], [`rank_one`], [`row_flips`], [`column_search`].
 //! Tuning's, each a gradient: [`attention_backward`], [`rms_norm_backward`], [`gated_backward`], [`squared_error`],
-//! [`divergence`], [`factor_gradient`], and [`adam`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
+//! [`divergence`], [`factor_gradient`], and [`adam`]. Wide dictionaries': [`top_atoms`], [`support_gram`], [`sparse_code`],
+//! [`sparse_rows`], [`atom_lists`], [`atom_sums`], [`conjugate`], [`round_atoms`], [`powers`], [`principal`], [`random`]. The arrow solver's: [`cholesky`], [`triangular`], [`matvec`]. Random numbers: [`splitmix`].
 
 /// A [`Program`](crate::device::arena::Program): stem, function, threads, constants.
 macro_rules! program {
@@ -46,6 +47,8 @@ pub mod arrow_batch;
 pub mod arrow_border;
 #[cfg(feature = "cuda")]
 pub mod arrow_solve;
+pub mod atom_lists;
+pub mod atom_sums;
 pub mod attention;
 pub mod attention_backward;
 pub mod attention_batch;
@@ -54,6 +57,7 @@ pub mod cholesky;
 pub mod coarse;
 pub mod column_search;
 pub mod column_search_batch;
+pub mod conjugate;
 pub mod dense_matvec;
 pub mod divergence;
 pub mod dots;
@@ -76,20 +80,26 @@ pub mod non_finite;
 pub mod pair_solve;
 pub mod polar;
 pub mod polar_batch;
+pub mod powers;
+pub mod principal;
 #[cfg(feature = "cuda")]
 pub mod quadratic_try;
+pub mod random;
 pub mod rank_one;
 pub mod rank_one_batch;
 pub mod real;
 pub mod rms_norm;
 pub mod rms_norm_backward;
 pub mod rope;
+pub mod round_atoms;
 #[cfg(feature = "cuda")]
 pub mod row_factor;
 pub mod row_flips;
 pub mod scale;
 pub mod scatter;
 pub mod sign_matvec;
+pub mod sparse_code;
+pub mod sparse_rows;
 pub mod spd_factor;
 #[cfg(feature = "cuda")]
 pub mod spd_inverse;
@@ -98,8 +108,10 @@ pub mod spd_solve;
 pub mod spectrum;
 pub mod splitmix;
 pub mod squared_error;
+pub mod support_gram;
 pub mod swiglu;
 pub mod syrk;
+pub mod top_atoms;
 pub mod triangular;
 
 pub use dtype::Dtype;
@@ -115,7 +127,8 @@ pub fn kernel_sources() -> Vec<crate::device::cuda::Source> {
         quadratic_try::source(),
         spectrum::source(),
     ];
-    let arenas = programs().into_iter().chain(tuning_programs()).map(|program| program.source());
+    let arenas = programs().into_iter().chain(tuning_programs()).chain(dictionary_programs());
+    let arenas = arenas.map(|program| program.source());
     let mut sources: Vec<crate::device::cuda::Source> = Vec::new();
     for source in rows.chain(batches).chain(others).chain(arenas) {
         // Functions of one text with the same constants are compiled together.
@@ -143,6 +156,28 @@ pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
         &squared_error::SQUARED_ERROR,
     ];
     attention.map(|kernel| &kernel.program).chain(others).collect()
+}
+
+/// The kernels of an arena that only CUDA has: those of dictionaries.
+#[cfg(feature = "cuda")]
+pub fn dictionary_programs() -> Vec<&'static crate::device::arena::Program> {
+    vec![
+        &atom_lists::COUNT,
+        &atom_lists::STARTS,
+        &atom_lists::FILL,
+        &atom_sums::ATOM_SUMS,
+        &conjugate::STEP,
+        &conjugate::TURN,
+        &powers::POWERS,
+        &random::NORMAL,
+        &random::CODE,
+        &round_atoms::ROUND_ATOMS,
+        &sparse_code::RAY_CODE,
+        &sparse_code::CIRCLE_CODE,
+        &sparse_rows::SPARSE_ROWS,
+        &support_gram::SUPPORT_GRAM,
+        &top_atoms::TOP_ATOMS,
+    ]
 }
 
 /// Every kernel of an arena, with its constants as they are used: what a compiler without a card can check.

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use miette::{IntoDiagnostic, Result, WrapErr};
 
+use lapidary::arrow::Backend;
 use lapidary::arrow::bench::Figure;
+use lapidary::device::Device;
 
 use super::table::Table;
 use super::{print, print_json};
@@ -67,6 +69,16 @@ fn write(folder: &Path, files: &[(&str, String)]) -> Result<()> {
         std::fs::write(&file, text).into_diagnostic().wrap_err_with(|| file.display().to_string())?;
     }
     Ok(())
+}
+
+/// What the figures of a device were measured on.
+fn machine_of(device: &Device) -> Vec<(&'static str, String)> {
+    let backend = match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => Backend::Cuda(cuda.clone().into()),
+        _ => Backend::Host,
+    };
+    lapidary::arrow::bench::machine(&backend)
 }
 
 fn command() -> String {

@@ -1,7 +1,10 @@
+use std::time::Duration;
+
 use super::ring::Ring;
 use super::{Arena, Backend, Operand, Precision, Product, Program, Table, View};
 use crate::device::cuda::{
-    Args, Blas, Buffer, Cuda, EigenSolver, Graph, Grid, Kernel, Matrix, Op, Pinned, Solver, Source, Stream,
+    Args, Blas, Buffer, Cuda, EigenSolver, Event, Graph, Grid, Kernel, Matrix, Op, Pinned, Solver, Source,
+    Stream,
 };
 use crate::device::{DeviceError, Telemetry};
 
@@ -69,6 +72,7 @@ pub(super) struct CudaArena {
     competes: bool,
     libraries: Option<(Solver, EigenSolver)>,
     spare: Option<Buffer<f64>>,
+    busy: Busy,
     /// Last, so that everything above is still there while its destructor waits.
     stream: Stream,
 }
@@ -113,6 +117,7 @@ impl CudaArena {
             error: None,
             libraries: None,
             spare: None,
+            busy: Busy::new(cuda)?,
             stream: rank.map_or_else(|| Stream::new(cuda), |rank| Stream::ranked(cuda, rank))?,
             competes: rank.is_some(),
         })
@@ -121,6 +126,7 @@ impl CudaArena {
     pub fn write(&mut self, at: usize, values: &[f32]) {
         self.attempt(|arena| {
             arena.flush()?;
+            arena.busy.begin(&arena.stream)?;
             if values.len() > SHORT {
                 // SAFETY: memory that is not pinned was read when the copy returns.
                 return unsafe { arena.numbers.queue_upload_at(&arena.stream, at, values) };
@@ -134,6 +140,7 @@ impl CudaArena {
         let mut values = Vec::with_capacity(len);
         self.attempt(|arena| {
             arena.flush()?;
+            arena.busy.end(&arena.stream)?;
             while values.len() < len {
                 let part = (len - values.len()).min(STAGE);
                 let stage = &mut arena.stage[..part];
@@ -149,6 +156,7 @@ impl CudaArena {
     pub fn finish(&mut self) -> Result<(), DeviceError> {
         self.attempt(|arena| {
             arena.flush()?;
+            arena.busy.end(&arena.stream)?;
             arena.stream.wait()?;
             arena.graphs.clear();
             Ok(())
@@ -211,8 +219,10 @@ impl CudaArena {
                 return Ok(());
             }
             let copies = NODES.div_ceil(launches.len()).min(times);
+            arena.busy.begin(&arena.stream)?;
             if times / copies > 1 {
-                let graph = arena.stream.capture(|| (0..copies).try_for_each(|_| arena.launch(&launches)))?;
+                let graph =
+                    arena.stream.capture(|| (0..copies).try_for_each(|_| arena.queue_all(&launches)))?;
                 (0..times / copies).try_for_each(|_| graph.replay(&arena.stream))?;
                 arena.keep(graph)?;
             } else {
@@ -241,6 +251,10 @@ impl CudaArena {
 
     pub fn telemetry(&self) -> Telemetry {
         self.stream.telemetry()
+    }
+
+    pub fn busy(&self) -> Duration {
+        self.busy.total
     }
 
     /// Does nothing after an error, and keeps the first.
@@ -285,7 +299,14 @@ impl CudaArena {
         Ok(())
     }
 
-    fn launch(&self, pending: &[Pending]) -> Result<(), DeviceError> {
+    fn launch(&mut self, pending: &[Pending]) -> Result<(), DeviceError> {
+        if !pending.is_empty() {
+            self.busy.begin(&self.stream)?;
+        }
+        self.queue_all(pending)
+    }
+
+    fn queue_all(&self, pending: &[Pending]) -> Result<(), DeviceError> {
         pending.iter().try_for_each(|work| match work {
             Pending::Launch(launch) => self.launch_program(*launch),
             Pending::Product(product) => self.multiply(product),
@@ -328,6 +349,37 @@ impl CudaArena {
             self.graphs.clear();
         }
         self.graphs.push(graph);
+        Ok(())
+    }
+}
+
+/// How long the stream had work: from the first thing queued after it was found idle to when it is waited for.
+struct Busy {
+    first: Event,
+    last: Event,
+    since: bool,
+    total: Duration,
+}
+
+impl Busy {
+    fn new(cuda: &Cuda) -> Result<Self, DeviceError> {
+        Ok(Self { first: Event::new(cuda)?, last: Event::new(cuda)?, since: false, total: Duration::ZERO })
+    }
+
+    fn begin(&mut self, stream: &Stream) -> Result<(), DeviceError> {
+        if !std::mem::replace(&mut self.since, true) {
+            self.first.record(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the stream.
+    fn end(&mut self, stream: &Stream) -> Result<(), DeviceError> {
+        if std::mem::take(&mut self.since) {
+            self.last.record(stream)?;
+            let milliseconds = self.last.milliseconds_since(&self.first)?;
+            self.total += Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3);
+        }
         Ok(())
     }
 }

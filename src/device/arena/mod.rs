@@ -15,6 +15,8 @@ mod table;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
+use std::time::Duration;
+
 use super::{Device, DeviceError, Telemetry};
 
 #[cfg(feature = "cuda")]
@@ -233,6 +235,16 @@ impl Arena {
         match &mut self.backend {
             Backend::Cuda(cuda) => Some(cuda.card()),
             _ => None,
+        }
+    }
+
+    /// How long a card had work queued for this arena, up to the last time it was waited for: from the first launch or copy
+    /// after it was found idle to its end. No time where nothing counts it.
+    pub fn busy(&self) -> Duration {
+        match &self.backend {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.busy(),
+            _ => Duration::ZERO,
         }
     }
 

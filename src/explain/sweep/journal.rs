@@ -1,0 +1,104 @@
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Cell, SweepError, SweepFile};
+use crate::device::write_durably;
+
+/// What is known of a fit. No times: an interrupted and continued battery gives the same table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    #[serde(flatten)]
+    pub cell: Cell,
+    #[serde(flatten)]
+    pub state: State,
+}
+
+/// How a fit went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum State {
+    Fitted {
+        /// How it ended
+        outcome: String,
+        /// Explained variance on held-out rows; on the fit rows where none are held out
+        explained: f64,
+        /// Mean number of active atoms in those rows
+        l0: f64,
+        /// Share of atoms that are on in next to no row
+        dead: f64,
+        /// What was found: "3 circles, 1 line"
+        found: String,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+/// The folder of a battery: `battery.json`, and `fits/NUMBER.json` for each that is done. A file is whole or not there.
+pub struct Journal {
+    folder: PathBuf,
+}
+
+/// Whether a folder with fits in it may be gone on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    Anew,
+    Resume,
+}
+
+impl Journal {
+    /// Opens the folder of a battery, made where it is missing.
+    ///
+    /// # Errors
+    /// Another battery's folder; fits of this one where none are expected; a folder that cannot be written.
+    pub fn open(folder: &Path, battery: &SweepFile, begin: Begin) -> Result<Self, SweepError> {
+        let journal = Self { folder: folder.into() };
+        let identity = folder.join("battery.json");
+        let failed = |what: String| SweepError::File { file: identity.clone(), what };
+        let text = serde_json::to_string_pretty(battery).map_err(|e| failed(e.to_string()))?;
+        match std::fs::read_to_string(&identity) {
+            Ok(known) if known != text => return Err(SweepError::Foreign { folder: folder.into() }),
+            Ok(_) if begin == Begin::Anew => return Err(SweepError::Interrupted { folder: folder.into() }),
+            Ok(_) => {}
+            Err(_) => {
+                std::fs::create_dir_all(folder.join("fits"))
+                    .map_err(|e| failed(format!("cannot be made: {e}")))?;
+                write_durably(&identity, |out| out.write_all(text.as_bytes()))
+                    .map_err(|e| failed(format!("cannot be written: {e}")))?;
+            }
+        }
+        Ok(journal)
+    }
+
+    fn file(&self, number: usize) -> PathBuf {
+        self.folder.join("fits").join(format!("{number:06}.json"))
+    }
+
+    /// The fit of a number, where it is done.
+    ///
+    /// # Errors
+    /// A file that is not what was written.
+    pub fn read(&self, number: usize, cell: &Cell) -> Result<Option<Record>, SweepError> {
+        let file = self.file(number);
+        let Ok(text) = std::fs::read(&file) else { return Ok(None) };
+        let damaged = |what: String| SweepError::File {
+            file: file.clone(),
+            what: format!("is damaged ({what}); delete it and resume, and that fit is made again"),
+        };
+        let record: Record = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+        if record.cell == *cell { Ok(Some(record)) } else { Err(damaged("it is another fit".into())) }
+    }
+
+    /// Keeps a fit.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write(&self, number: usize, record: &Record) -> Result<(), SweepError> {
+        let file = self.file(number);
+        let failed = |what: String| SweepError::File { file: file.clone(), what };
+        let text = serde_json::to_vec_pretty(record).map_err(|e| failed(e.to_string()))?;
+        write_durably(&file, |out| out.write_all(&text))
+            .map_err(|e| failed(format!("cannot be written: {e}; what was finished is safe, resume later")))
+    }
+}

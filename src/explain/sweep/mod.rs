@@ -1,0 +1,44 @@
+//! Batteries of fits: atoms x shapes x seeds over files or over the blocks of a model, resumable after a kill at any moment.
+//!
+//! | file | job |
+//! |---|---|
+//! | `battery` | BATTERY.toml, and the fits that it asks for |
+//! | `rows` | what is fitted: files, streamed shards, or a model's residual stream |
+//! | `run` | the fits that are missing: wide ones many in a launch, the others on threads |
+//! | `journal` | a finished fit is on disk, whole |
+//! | `table` | CSV and one page of HTML, from the journal alone |
+
+mod battery;
+mod journal;
+mod rows;
+mod run;
+mod table;
+
+pub use battery::{Cell, Files, Fits, Method, Rows, SweepFile};
+pub use journal::{Begin, Journal, Record, State};
+pub use run::{Progress, SweepParams, run};
+pub use table::{csv, page};
+
+use std::path::PathBuf;
+
+use super::ExplainError;
+use crate::atoms::AtomsError;
+
+/// Why a battery cannot run. A fit that fails is none of these: it has its line in the table.
+#[derive(Debug, thiserror::Error)]
+pub enum SweepError {
+    #[error("{file}: {what}")]
+    File { file: PathBuf, what: String },
+    #[error("{file} is no battery: {what}")]
+    Battery { file: PathBuf, what: String },
+    #[error("{folder} holds another battery; choose another folder, or delete it to start again")]
+    Foreign { folder: PathBuf },
+    #[error("{folder} holds fits of this battery; continue them with --resume, or delete it to start again")]
+    Interrupted { folder: PathBuf },
+    #[error(transparent)]
+    Atoms(#[from] AtomsError),
+    #[error(transparent)]
+    Explain(#[from] ExplainError),
+    #[error("{model}: {what}")]
+    Model { model: PathBuf, what: String },
+}

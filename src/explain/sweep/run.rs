@@ -1,0 +1,193 @@
+use std::num::NonZero;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::battery::race_shapes;
+use super::journal::Begin;
+use super::rows::{Loaded, Reader};
+use super::{Cell, Journal, Record, State, SweepError, SweepFile};
+use crate::arrow::sweep;
+use crate::atoms::wide::{Job, Kind, Source, WideFit, fit_battery};
+use crate::atoms::{AtomsError, FitParams, fit};
+use crate::device::Device;
+
+/// How a battery runs.
+#[derive(Clone, Debug)]
+pub struct SweepParams<'a> {
+    pub device: &'a Device,
+    /// Bytes that wide fits may take together on the device; as it has free where nothing is given
+    pub memory: Option<u64>,
+    pub begin: Begin,
+}
+
+/// Hears of every fit: how many are done, of how many, and the last.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize, &Record) + Sync);
+
+/// Makes the fits that a folder lacks, and returns all of them in the battery's order. Each is what it would be alone, bit
+/// for bit; a fit that fails leaves the others as they are.
+///
+/// # Errors
+/// Rows, a model or a folder that cannot be used.
+pub fn run(
+    battery: &SweepFile,
+    folder: &Path,
+    params: &SweepParams<'_>,
+    told: Progress<'_>,
+) -> Result<Vec<Record>, SweepError> {
+    let journal = Journal::open(folder, battery, params.begin)?;
+    let cells = battery.cells();
+    let mut records: Vec<Option<Record>> =
+        cells.iter().enumerate().map(|(k, cell)| journal.read(k, cell)).collect::<Result<_, _>>()?;
+    let mut reader = None;
+    let sources = cells.last().map_or(0, |cell| cell.source + 1);
+    for source in 0..sources {
+        let missing: Vec<usize> =
+            (0..cells.len()).filter(|k| cells[*k].source == source && records[*k].is_none()).collect();
+        if missing.is_empty() {
+            continue;
+        }
+        let reader = match &reader {
+            Some(reader) => reader,
+            None => reader.insert(Reader::open(battery)?),
+        };
+        let done = records.iter().flatten().count();
+        let kept = Kept { journal: &journal, told, all: cells.len(), done: Mutex::new((done, None)) };
+        let found = match reader.load(source) {
+            Ok(Loaded::Rows { x, width }) => races(battery, (&x, width), &cells, &missing, &kept),
+            Ok(Loaded::Source(rows)) => wide(battery, &*rows, params, &cells, &missing, &kept),
+            // Rows that cannot be read are the failure of their fits, not of the battery.
+            Err(error) => {
+                let failed =
+                    |k: &usize| kept.keep(*k, &cells[*k], State::Failed { error: error.to_string() });
+                missing.iter().map(failed).collect()
+            }
+        };
+        for (k, record) in missing.into_iter().zip(found) {
+            records[k] = Some(record);
+        }
+        kept.failure()?;
+    }
+    Ok(records.into_iter().flatten().collect())
+}
+
+/// Where finished fits go; the first that cannot be kept ends the run.
+struct Kept<'a> {
+    journal: &'a Journal,
+    told: Progress<'a>,
+    all: usize,
+    done: Mutex<(usize, Option<SweepError>)>,
+}
+
+impl Kept<'_> {
+    fn keep(&self, number: usize, cell: &Cell, state: State) -> Record {
+        let record = Record { cell: cell.clone(), state };
+        let mut done = self.done.lock().unwrap_or_else(|e| e.into_inner());
+        if let Err(error) = self.journal.write(number, &record) {
+            done.1.get_or_insert(error);
+        }
+        done.0 += 1;
+        (self.told)(done.0, self.all, &record);
+        record
+    }
+
+    fn failure(self) -> Result<(), SweepError> {
+        self.done.into_inner().unwrap_or_else(|e| e.into_inner()).1.map_or(Ok(()), Err)
+    }
+}
+
+/// Rows to fit, of so many.
+fn fit_rows(battery: &SweepFile, rows: usize) -> usize {
+    rows - (battery.rows.held_out * rows as f64) as usize
+}
+
+fn races(
+    battery: &SweepFile,
+    (x, width): (&[f64], usize),
+    cells: &[Cell],
+    missing: &[usize],
+    kept: &Kept<'_>,
+) -> Vec<Record> {
+    let lanes = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
+    let one = |(): &mut (), k: &usize| -> Result<Record, std::convert::Infallible> {
+        let cell = &cells[*k];
+        let state = race(battery, (x, width), cell)
+            .unwrap_or_else(|error| State::Failed { error: error.to_string() });
+        Ok(kept.keep(*k, cell, state))
+    };
+    let swept = sweep(missing, lanes, |_| (), one);
+    swept.results.into_iter().map(|Ok(record)| record).collect()
+}
+
+fn race(battery: &SweepFile, (x, width): (&[f64], usize), cell: &Cell) -> Result<State, AtomsError> {
+    let split = fit_rows(battery, x.len() / width.max(1)) * width;
+    let params = FitParams {
+        atoms: cell.atoms,
+        shapes: race_shapes(&cell.shapes).map_err(|what| AtomsError::Wide { what })?,
+        active: battery.fits.active,
+        seed: cell.seed,
+        time: battery.fits.seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0))),
+    };
+    let fitted = fit(&x[..split], width, &params)?;
+    let rest = if split < x.len() { &x[split..] } else { x };
+    let measures = fitted.dictionary.measure(rest, width)?;
+    let mut names: Vec<String> = Vec::new();
+    for shape in crate::atoms::Shape::ALL {
+        let count = fitted.dictionary.atoms.iter().filter(|atom| atom.shape.name() == shape.name()).count();
+        if count > 0 {
+            names.push(format!("{count} {}", shape.name()));
+        }
+    }
+    Ok(State::Fitted {
+        outcome: plain(&fitted.certificate.outcome),
+        explained: measures.explained,
+        l0: measures.l0,
+        dead: if fitted.dictionary.atoms.is_empty() { 0.0 } else { 1.0 - measures.alive },
+        found: names.join(", "),
+    })
+}
+
+fn wide(
+    battery: &SweepFile,
+    source: &dyn Source,
+    params: &SweepParams<'_>,
+    cells: &[Cell],
+    missing: &[usize],
+    kept: &Kept<'_>,
+) -> Vec<Record> {
+    let fit = fit_rows(battery, source.rows());
+    let job = |k: &usize| Job { source, fit, params: battery.wide_params(&cells[*k]) };
+    let jobs: Vec<Job<'_>> = missing.iter().map(job).collect();
+    let records = Mutex::new(Vec::new());
+    fit_battery(params.device, &jobs, params.memory, &|at, result| {
+        let number = missing[at];
+        let state = match result {
+            Ok(fit) => fitted(battery, fit),
+            Err(error) => State::Failed { error: error.to_string() },
+        };
+        let record = kept.keep(number, &cells[number], state);
+        records.lock().unwrap_or_else(|e| e.into_inner()).push(record);
+    });
+    records.into_inner().unwrap_or_else(|e| e.into_inner())
+}
+
+fn fitted(battery: &SweepFile, fit: &WideFit) -> State {
+    let kind = fit.dictionary.kind;
+    let paired = match (kind, fit.paired) {
+        (Kind::Circle, Some(paired)) => format!("{paired} circles by independent components"),
+        _ => String::new(),
+    };
+    State::Fitted {
+        outcome: plain(&fit.outcome),
+        explained: fit.heldout.or(fit.explained.last().copied()).unwrap_or(0.0),
+        l0: battery.fits.active as f64,
+        dead: fit.dead,
+        found: paired,
+    }
+}
+
+/// An outcome as it stands in files.
+fn plain(outcome: &impl serde::Serialize) -> String {
+    let value = serde_json::to_value(outcome).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
+}

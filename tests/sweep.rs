@@ -1,0 +1,171 @@
+//! Batteries of fits as a user runs them: the table, failures apart, kills at any moment, streamed shards.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lapidary::atoms::zoo::Case;
+use lapidary::explain::sweep::{Record, State};
+use safetensors::tensor::{Dtype, TensorView};
+
+const LAPIDARY: &str = env!("CARGO_BIN_EXE_lapidary");
+
+/// Long before this a battery of these tests has its next fit.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn write_rows(file: &Path, width: usize, x: &[f64]) {
+    let bytes: Vec<u8> = x.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+    let view = TensorView::new(Dtype::F32, vec![x.len() / width, width], &bytes).unwrap();
+    safetensors::serialize_to_file([("rows", view)], None, file).unwrap();
+}
+
+/// A folder with planted rows and a battery over them.
+fn folder(battery: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, case) in [("circle", Case::Circle), ("two", Case::TwoCircles)] {
+        let planted = case.plant(0);
+        write_rows(&folder.path().join(format!("{name}.safetensors")), planted.width, &planted.x);
+    }
+    std::fs::write(folder.path().join("battery.toml"), battery).unwrap();
+    folder
+}
+
+fn sweep(folder: &Path, output: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(LAPIDARY);
+    command.arg("sweep").arg(folder.join("battery.toml")).arg("-o").arg(folder.join(output));
+    command.args(["--device", "host"]).args(more).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn table(folder: &Path, output: &str) -> String {
+    std::fs::read_to_string(folder.join(output).join("table.csv")).unwrap()
+}
+
+fn records(folder: &Path, output: &str) -> Vec<Record> {
+    let text = std::fs::read_to_string(folder.join(output).join("table.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn explained(record: &Record) -> f64 {
+    match &record.state {
+        State::Fitted { explained, .. } => *explained,
+        State::Failed { error } => panic!("{:?}: {error}", record.cell),
+    }
+}
+
+const RACES: &str = r#"
+[rows]
+files = ["circle.safetensors", "missing.safetensors", "two.safetensors"]
+
+[fits]
+atoms = [1, 2]
+shapes = ["circle", "ray+line"]
+seeds = [0, 1]
+active = 2
+"#;
+
+#[test]
+fn a_battery_has_one_table_and_its_failures_apart() {
+    let folder = folder(RACES);
+    assert!(sweep(folder.path(), "out", &[]).status().unwrap().success());
+    let records = records(folder.path(), "out");
+    assert_eq!(records.len(), 3 * 2 * 2 * 2);
+    for record in &records {
+        match (&record.state, record.cell.rows.as_str()) {
+            (State::Failed { error }, "missing.safetensors") => {
+                assert!(error.contains("cannot be read"), "{error}")
+            }
+            (State::Fitted { found, .. }, "circle.safetensors") if record.cell.shapes == "circle" => {
+                assert_eq!(found, "1 circle");
+                assert!(explained(record) > 0.9, "{record:?}");
+            }
+            (State::Fitted { .. }, rows) => assert_ne!(rows, "missing.safetensors"),
+            (State::Failed { error }, rows) => panic!("{rows}: {error}"),
+        }
+    }
+    let page = std::fs::read_to_string(folder.path().join("out/report.html")).unwrap();
+    assert_eq!(page.matches("<tr>").count(), 1 + records.len());
+    assert!(page.contains("8 failed"), "{page}");
+    assert_eq!(table(folder.path(), "out").lines().count(), 1 + records.len());
+    // Not again by accident.
+    assert!(!sweep(folder.path(), "out", &[]).status().unwrap().success());
+}
+
+#[test]
+fn a_killed_battery_goes_on_to_the_same_table() {
+    let battery = RACES.replace("\"circle\", \"ray+line\"", "\"circle\"");
+    let folder = folder(&battery);
+    assert!(sweep(folder.path(), "whole", &[]).status().unwrap().success());
+    let fits = |output: &str| -> usize {
+        std::fs::read_dir(folder.path().join(output).join("fits")).map_or(0, |files| {
+            files
+                .filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|e| e == "json"))
+                .count()
+        })
+    };
+    for kill_at in [1, 4, 9] {
+        let mut child = sweep(folder.path(), "killed", &["--resume"]).spawn().unwrap();
+        let began = Instant::now();
+        while fits("killed") < kill_at && child.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < PATIENCE, "no {kill_at} fits in time");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(fits("killed") >= kill_at);
+    }
+    assert!(sweep(folder.path(), "killed", &["--resume"]).status().unwrap().success());
+    assert_eq!(table(folder.path(), "killed"), table(folder.path(), "whole"));
+    // A folder of another battery stays what it is.
+    std::fs::write(folder.path().join("battery.toml"), battery.replace("seeds = [0, 1]", "seeds = [0]"))
+        .unwrap();
+    assert!(!sweep(folder.path(), "killed", &["--resume"]).status().unwrap().success());
+}
+
+fn wide(files: &str) -> String {
+    format!(
+        "[rows]\nfiles = {files}\nheld_out = 0.25\n[fits]\nmethod = \"wide\"\natoms = [2, 8]\nshapes = [\"circle\", \
+         \"ray\"]\nseeds = [0, 1]\nactive = 1\nbulk = 4\nrounds = 4\n"
+    )
+}
+
+#[test]
+fn shards_are_one_file() {
+    let folder = folder(&wide("[\"two.safetensors\"]"));
+    assert!(sweep(folder.path(), "one", &[]).status().unwrap().success());
+    let planted = Case::TwoCircles.plant(0);
+    let cut = 211 * planted.width;
+    let shards: Vec<PathBuf> = (0..2).map(|k| folder.path().join(format!("shard{k}.safetensors"))).collect();
+    write_rows(&shards[0], planted.width, &planted.x[..cut]);
+    write_rows(&shards[1], planted.width, &planted.x[cut..]);
+    let battery = wide("[[\"shard0.safetensors\", \"shard1.safetensors\"]]");
+    std::fs::write(folder.path().join("battery.toml"), battery).unwrap();
+    assert!(sweep(folder.path(), "shards", &[]).status().unwrap().success());
+    let (one, shards) = (records(folder.path(), "one"), records(folder.path(), "shards"));
+    assert_eq!(one.len(), 8);
+    for (a, b) in one.iter().zip(&shards) {
+        assert_eq!((&a.state, &a.cell.shapes), (&b.state, &b.cell.shapes));
+    }
+    let circles = one.iter().filter(|record| record.cell.shapes == "circle" && record.cell.atoms == 2);
+    circles.for_each(|record| assert!(explained(record) > 0.5, "{record:?}"));
+}
+
+#[test]
+fn a_battery_that_makes_no_sense_is_refused_with_the_place() {
+    for (from, to, what) in [
+        ("\"ray+line\"", "\"ray+blob\"", "blob"),
+        ("atoms = [1, 2]", "atoms = []", "one value at least"),
+        ("active = 2", "actve = 2", "actve"),
+        (
+            "files = [\"circle.safetensors\", \"missing.safetensors\", \"two.safetensors\"]",
+            "",
+            "one of the two",
+        ),
+        ("[fits]", "held_out = 1.5\n[fits]", "held_out = 1.5"),
+    ] {
+        let folder = folder(&RACES.replace(from, to));
+        let output = sweep(folder.path(), "out", &[]).stderr(Stdio::piped()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(what) && text.contains("battery.toml"), "{text}");
+    }
+}
