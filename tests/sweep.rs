@@ -162,10 +162,32 @@ fn a_battery_that_makes_no_sense_is_refused_with_the_place() {
             "one of the two",
         ),
         ("[fits]", "held_out = 1.5\n[fits]", "held_out = 1.5"),
+        ("active = 2", "active = 2\nseconds = inf", "seconds = "),
+        ("active = 2", "active = 2\nseconds = -1.0", "seconds = "),
     ] {
         let folder = folder(&RACES.replace(from, to));
         let output = sweep(folder.path(), "out", &[]).stderr(Stdio::piped()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && text.contains(what) && text.contains("battery.toml"), "{text}");
     }
+}
+
+#[test]
+fn what_failed_is_tried_again_and_fits_without_their_battery_are_not_touched() {
+    let battery = RACES.replace("[1, 2]", "[1]").replace("[0, 1]", "[0]").replace(", \"ray+line\"", "");
+    let folder = folder(&battery);
+    assert!(sweep(folder.path(), "out", &[]).status().unwrap().success());
+    let failed = |record: &Record| matches!(record.state, State::Failed { .. });
+    assert_eq!(records(folder.path(), "out").iter().filter(|record| failed(record)).count(), 1);
+    // The file is back.
+    let [there, back] = ["circle.safetensors", "missing.safetensors"].map(|name| folder.path().join(name));
+    std::fs::copy(there, back).unwrap();
+    assert!(sweep(folder.path(), "out", &["--resume"]).status().unwrap().success());
+    let mended = records(folder.path(), "out");
+    assert!(!mended.iter().any(failed));
+    assert_eq!(explained(&mended[0]), explained(&mended[1]), "the same rows");
+    std::fs::remove_file(folder.path().join("out/battery.json")).unwrap();
+    let output = sweep(folder.path(), "out", &["--resume"]).stderr(Stdio::piped()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("is missing"), "{text}");
 }

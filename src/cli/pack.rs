@@ -7,15 +7,16 @@ use clap::ValueEnum;
 use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::compress::allocate::{AllocateParams, Allocation, allocate};
-use lapidary::compress::calibration::{CalibrationParams, Source};
+use lapidary::compress::calibration::CalibrationParams;
 use lapidary::compress::fit::check_fits;
+use lapidary::compress::journal::{Journal, JournalError};
 use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
 use lapidary::compress::tune::Tuner;
 use lapidary::compress::tuning::Tuned;
-use lapidary::compress::{Encoder, PackError, PackParams, pack};
+use lapidary::compress::{Encoder, PackError, PackParams, check, pack};
 use lapidary::device::{Device, write_durably};
 use lapidary::model::Checkpoint;
 
@@ -164,16 +165,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let texts = args.sources.read(&recipe)?;
     let encoder = encoder(&args, &checkpoint, &recipe, &plan)?;
     let progress = PackProgress::new(std::io::stderr().is_terminal());
-    let plan = match args.allocate {
-        Some(Allocate::Measured) => {
-            let plan = allocated(&args, &checkpoint, (plan, encoder.clone(), texts.clone()), &progress)?;
-            // A tensor may have got more than there is room for.
-            check_room(encoder.device(), &checkpoint, &recipe, &plan).into_diagnostic()?;
-            plan
-        }
-        None => plan,
-    };
-    let params = PackParams {
+    let mut params = PackParams {
         output: args.output.clone(),
         plan,
         recipe,
@@ -186,6 +178,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         },
         resume: args.resume,
     };
+    if let Some(Allocate::Measured) = args.allocate {
+        params.plan = allocated(&args, &checkpoint, &params, &progress)?;
+    }
     let profile = args.profile.then(|| Profile::new(&progress));
     let observer: &dyn Observer = profile.as_ref().map_or(&progress, |profile| profile);
     let packing = pack(&checkpoint, params, observer).into_diagnostic()?;
@@ -200,21 +195,35 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn allocated(
     args: &Args,
     checkpoint: &Checkpoint,
-    (plan, encoder, texts): (Plan, Encoder, Vec<Source>),
+    params: &PackParams,
     progress: &PackProgress,
 ) -> Result<Plan> {
-    let mut file = args.output.clone().into_os_string();
+    let output = check(checkpoint, params).into_diagnostic()?;
+    let mut file = output.clone().into_os_string();
     file.push(".plan.toml");
     let file = PathBuf::from(file);
-    if args.resume && file.exists() {
-        return read_plan(&file, None, checkpoint);
+    let journal = Journal::folder_of(&output);
+    match (args.resume, journal.is_dir()) {
+        (true, true) if file.exists() => return read_plan(&file, None, checkpoint),
+        (true, false) => return Err(JournalError::Nothing { folder: journal }).into_diagnostic(),
+        (false, true) => return Err(JournalError::Interrupted { folder: journal }).into_diagnostic(),
+        _ => {}
     }
-    if args.output.exists() {
-        return Err(PackError::OutputExists(args.output.clone())).into_diagnostic();
+    if file.exists() {
+        let file = file.display();
+        return Err(miette::miette!(
+            "{file} exists already: pack with --plan {file} in the place of --allocate, or move it away"
+        ));
     }
-    let params = AllocateParams { encoder, texts, window: args.window as usize, plan };
+    if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).into_diagnostic().wrap_err_with(|| folder.display().to_string())?;
+    }
+    let (encoder, texts, plan) = (params.encoder.clone(), params.texts.clone(), params.plan.clone());
+    let measured = AllocateParams { encoder, texts, window: args.window as usize, plan };
     let Allocation { plan, responses, expected: [before, after] } =
-        allocate(checkpoint, params, progress).into_diagnostic()?;
+        allocate(checkpoint, measured, progress).into_diagnostic()?;
+    // A tensor may have got more than there is room for.
+    check_room(params.encoder.device(), checkpoint, &params.recipe, &plan).into_diagnostic()?;
     let text = toml::to_string(&plan).into_diagnostic()?;
     let written = write_durably(&file, |out| out.write_all(text.as_bytes()));
     written.into_diagnostic().wrap_err_with(|| file.display().to_string())?;

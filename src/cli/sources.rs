@@ -33,7 +33,16 @@ const SELF: &str = "self";
 impl SourceArgs {
     /// The texts that were named, and what the recipe takes beside or instead of them.
     pub fn read(&self, recipe: &Recipe) -> Result<Vec<Source>> {
-        let continued = self.continued.unwrap_or(recipe.continued());
+        let is_self = |text: &String| split_share(text).is_ok_and(|(name, _)| name == SELF);
+        let continued = match (self.continued, self.texts.iter().all(is_self)) {
+            (Some(share), true) if share > 0.0 => {
+                return Err(miette!(
+                    "--continued {share}: there is no given text to go on from; name one with --text"
+                ));
+            }
+            (_, true) => 0.0,
+            (share, false) => share.unwrap_or(recipe.continued()),
+        };
         if !(0.0..=1.0).contains(&continued) {
             return Err(miette!("--continued {continued}: a share is a number from 0 to 1"));
         }

@@ -19,6 +19,16 @@ pub enum PackError {
     OutputExists(PathBuf),
     #[error("{path}: the model is packed already ({tensor}.blr); pack the original instead")]
     AlreadyPacked { path: PathBuf, tensor: String },
+    #[error(
+        "the plan packs some layers of block {layer} and keeps others dense: weights that make up for earlier blocks \
+         (mitigate) need blocks that are packed whole, or set mitigate.passes to 0"
+    )]
+    Mitigate { layer: usize },
+    #[error(
+        "no tensor could be measured at two budgets ({tensors} tried), so there is nothing to allocate by: leave \
+         --allocate out, or give other bits or another device"
+    )]
+    NoResponse { tensors: usize },
     #[error("the recipe {0} fits to calibration text: give it one, or let the model write it")]
     NoText(String),
     #[error(transparent)]

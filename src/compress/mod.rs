@@ -51,4 +51,4 @@ pub mod verify;
 
 pub use encoder::Encoder;
 pub use error::PackError;
-pub use pipeline::{PackParams, pack};
+pub use pipeline::{PackParams, check, pack};

@@ -41,21 +41,10 @@ pub fn pack(
     params: PackParams,
     observer: &dyn Observer,
 ) -> Result<Packing, PackError> {
-    // Without a trailing slash or `.`, so that the journal lies beside the output.
-    let output: PathBuf = params.output.components().collect();
+    let output = check(checkpoint, &params)?;
     let finished = output.symlink_metadata().is_ok();
-    if finished && !(params.resume && Journal::folder_of(&output).is_dir()) {
-        return Err(PackError::OutputExists(output));
-    }
     let config = checkpoint.config();
-    params.recipe.check()?;
     let assignments = params.plan.resolve(config.layers)?;
-    if let Some(packed) = first_packed(checkpoint) {
-        return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
-    }
-    if let Encoder::Batch(device) = &params.encoder {
-        check_fits(device, &params.recipe, config, &assignments)?;
-    }
     let tokenizer = checkpoint.tokenizer()?;
     let (texts, calibration, recipe) = (params.texts, params.calibration, &params.recipe);
     let (draft, (checked, model)) = rayon::join(
@@ -107,6 +96,33 @@ pub fn pack(
     let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &output)?;
     run.journal.remove()?;
     Ok(packing)
+}
+
+/// What can be said before anything is done; returns the output's path without a trailing slash or `.`, so that the journal
+/// lies beside it.
+pub fn check(checkpoint: &Checkpoint, params: &PackParams) -> Result<PathBuf, PackError> {
+    let output: PathBuf = params.output.components().collect();
+    let finished = output.symlink_metadata().is_ok();
+    if finished && !(params.resume && Journal::folder_of(&output).is_dir()) {
+        return Err(PackError::OutputExists(output));
+    }
+    let config = checkpoint.config();
+    params.recipe.check()?;
+    let assignments = params.plan.resolve(config.layers)?;
+    if let Some(packed) = first_packed(checkpoint) {
+        return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
+    }
+    if params.recipe.mitigate.passes > 0 {
+        let dense = |assignment: &Assignment| matches!(assignment, Assignment::KeepDense);
+        let mixed = |block: &[Assignment; 7]| block.iter().any(dense) && !block.iter().all(dense);
+        if let Some(layer) = assignments.iter().position(mixed) {
+            return Err(PackError::Mitigate { layer });
+        }
+    }
+    if let Encoder::Batch(device) = &params.encoder {
+        check_fits(device, &params.recipe, config, &assignments)?;
+    }
+    Ok(output)
 }
 
 fn draft(

@@ -229,9 +229,13 @@ impl Recipe {
             if tuning.passes > 0 && tuning.batch == 0 {
                 return Err(error("batch", 0.0, "a step needs positions; or set passes to 0"));
             }
-            if tuning.passes > 0 && tuning.scales.max(tuning.signs).max(tuning.dense) <= 0.0 {
-                let problem = "nothing would be trained: give a rate for scales or signs, or set passes to 0";
-                return Err(error("scales", tuning.scales, problem));
+            let (knob, rate, of) = match key {
+                "mitigate" => ("dense", tuning.dense, "dense weights"),
+                _ => ("scales", tuning.scales.max(tuning.signs), "scales or signs"),
+            };
+            if tuning.passes > 0 && rate <= 0.0 {
+                let problem = format!("nothing would be trained: give a rate for {of}, or set passes to 0");
+                return Err(error(knob, rate, &problem));
             }
         }
         for (key, Tuning { dense, .. }) in [("reconstruct", self.reconstruct), ("distill", self.distill)] {
@@ -320,7 +324,10 @@ mod tests {
         assert!(scales_alone.check().is_ok());
         let both = Recipe::nvg2().set("mitigate.passes", "2").unwrap();
         assert!(both.check().unwrap_err().to_string().contains("blend=0.5: weights that make up"));
-        assert!(both.set("blend", "0").unwrap().check().is_ok());
+        let mitigated = both.set("blend", "0").unwrap();
+        assert!(mitigated.check().is_ok());
+        let frozen = mitigated.set("mitigate.dense", "0").unwrap().set("mitigate.scales", "0.01").unwrap();
+        assert!(frozen.check().unwrap_err().to_string().contains("mitigate.dense=0: nothing would be"));
         for (key, says) in
             [("distill.scales", "distill.scales=0: nothing would be"), ("distill.batch", "a step needs")]
         {

@@ -94,7 +94,14 @@ impl Scheduler {
         while count > 1 && largest > most / count {
             count /= 2;
         }
-        self.lanes[count..].iter_mut().for_each(|lane| lane.arena = None);
+        // An arena of a stage with fewer lanes may be larger than the share of one now.
+        let too_large =
+            |arena: &Option<Arena>| arena.as_ref().is_some_and(|arena| arena.len() > most / count);
+        for (k, lane) in self.lanes.iter_mut().enumerate() {
+            if k >= count || too_large(&lane.arena) {
+                lane.arena = None;
+            }
+        }
         Ok((&mut self.lanes[..count], (most / count).min(u32::MAX as usize)))
     }
 

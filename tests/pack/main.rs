@@ -105,6 +105,27 @@ fn the_same_bits_go_further_where_responses_are_measured() {
 }
 
 #[test]
+fn a_plan_that_is_there_is_never_overwritten() {
+    let folder = Folder::new();
+    let plan = folder.path("out.plan.toml");
+    fs::write(&plan, "bits = 2.0\n").unwrap();
+    let said = failure(folder.pack("out", &["--allocate", "measured"]));
+    assert!(said.contains("out.plan.toml exists already: pack with --plan"), "{said}");
+    assert_eq!(fs::read_to_string(&plan).unwrap(), "bits = 2.0\n");
+    let said = failure(folder.pack("out", &["--allocate", "measured", "--resume"]));
+    assert!(said.contains("there is nothing to resume"), "{said}");
+    assert!(!folder.path("out").exists() && !folder.path("out.partial").exists());
+    // Weights that make up for earlier blocks would be fitted beside one that stays as it is.
+    fs::write(
+        folder.path("plan.toml"),
+        "bits = 1.0\n[tensors.\"model.layers.1.mlp.down_proj\"]\nkeep_dense = true\n",
+    )
+    .unwrap();
+    let said = failure(folder.pack("out", &["--set", "mitigate.passes=1"]));
+    assert!(said.contains("packs some layers of block 1 and keeps others dense"), "{said}");
+}
+
+#[test]
 fn verify_checks_what_packing_json_says() {
     let folder = Folder::new();
     success(folder.pack("out", &["--recipe", "dual-svid"]));
@@ -223,7 +244,7 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let test = common::tiny("test.txt");
-    let cases: [(&[&str], &str); 19] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
@@ -242,7 +263,8 @@ fn bad_input_is_said_before_anything_is_written() {
             &["--recipe", "best", "--set", "distill.scales=0", "--set", "distill.signs=0"],
             "nothing would be trained",
         ),
-        (&["--text", "self", "--continued", "1.5"], "a share is a number from 0 to 1"),
+        (&["--text", &file("short.txt"), "self", "--continued", "1.5"], "a share is a number from 0 to 1"),
+        (&["--text", "self", "--continued", "0.5"], "no given text to go on from"),
         (&["--text", test.to_str().unwrap(), "self:0.000001"], "part is 0 tokens"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
         (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0.0"),

@@ -44,7 +44,7 @@ pub struct Allocation {
 const TOKENS: Tokens = Tokens::PUBLISHED;
 
 /// Measures the responses of all tensors, and spends what the plan spends where they are steepest. Every tensor gets
-/// between half and twice its bits.
+/// between half and twice its bits; one that cannot be measured keeps them, with a warning.
 ///
 /// Cost: three times what encoding the model takes, and the original's way through the text. The same plan from the same
 /// text on the same device.
@@ -60,7 +60,7 @@ pub fn allocate(
     params.encoder.prepare()?;
     let mut stream = Stream::open(calibration, &decoder, None, &params.encoder, observer)?;
     let mut measure = response::Measure::new(&decoder, &params.encoder);
-    let mut responses = Vec::new();
+    let (mut responses, mut tensors) = (Vec::new(), 0);
     observer.event(Event::Begin { layers });
     for (layer, assignments) in assignments.iter().enumerate() {
         observer.event(Event::Stage { layer, stage: Stage::Calibrate });
@@ -73,9 +73,17 @@ pub fn allocate(
                 Assignment::KeepDense => None,
             })
             .collect();
+        tensors += budgets.len();
         responses.extend(measure.block(layer, &budgets, (grams, &entering), stream.calibration())?);
         observer.event(Event::Stage { layer, stage: Stage::Advance });
         stream.advance(&decoder)?;
+    }
+    match tensors - responses.len() {
+        0 => {}
+        missing if missing == tensors => return Err(PackError::NoResponse { tensors }),
+        missing => observer.event(Event::Warning(&format!(
+            "{missing} of {tensors} tensors could not be measured at two budgets, and keep their bits"
+        ))),
     }
     Ok(allocation(&params.plan, &assignments, responses))
 }

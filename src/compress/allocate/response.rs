@@ -41,9 +41,7 @@ impl Response {
     /// The response at a budget: its logarithm is linear between what was measured, and goes on beyond as it ends.
     pub fn at(&self, bits: f64) -> f64 {
         let points = &self.points;
-        if points.len() < 2 {
-            return points.first().map_or(0.0, |[_, error]| *error);
-        }
+        let [_, _, ..] = points[..] else { return points.first().map_or(0.0, |[_, error]| *error) };
         let next = points.iter().position(|[at, _]| *at >= bits).unwrap_or(points.len() - 1).max(1);
         let [[b0, e0], [b1, e1]] = [points[next - 1], points[next]];
         let [l0, l1] = [e0, e1].map(|error| error.max(f64::MIN_POSITIVE).ln());
@@ -75,7 +73,8 @@ impl<'a> Measure<'a> {
         Self { decoder, recipe, scheduler }
     }
 
-    /// The responses of tensors of one block at their budgets. A tensor that cannot be packed has none.
+    /// The responses of tensors of one block at their budgets. A tensor that cannot be packed at two of them has none: nothing
+    /// is known of its slope.
     pub fn block(
         &mut self,
         layer: usize,
@@ -119,7 +118,7 @@ impl<'a> Measure<'a> {
                 points,
             }
         });
-        Ok(responses.filter(|response| !response.points.is_empty()).collect())
+        Ok(responses.filter(|response| response.points.len() > 1).collect())
     }
 }
 

@@ -170,7 +170,7 @@ impl Run<'_> {
                 self.step(batch, params.precision, &mut optimisers);
             }
             passes.push(self.loss(&order)?);
-            self.measure(&heldout, params.precision);
+            self.measure(&heldout, Precision::F32);
             let now = self.loss(&heldout)?;
             if now.is_nan() {
                 break;

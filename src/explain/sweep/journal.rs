@@ -35,6 +35,22 @@ pub enum State {
     },
 }
 
+impl State {
+    /// Itself, or the failure that it is: explained variance is not a number where held-out rows do not vary or are not
+    /// finite.
+    pub(super) fn checked(self) -> Self {
+        match self {
+            Self::Fitted { explained, .. } if !explained.is_finite() => Self::Failed {
+                error: format!(
+                    "explained variance is {explained}: the held-out rows do not vary, or are not finite; hold out more \
+                     (held_out) or look at the rows"
+                ),
+            },
+            state => state,
+        }
+    }
+}
+
 /// The folder of a battery: `battery.json`, and `fits/NUMBER.json` for each that is done. A file is whole or not there.
 pub struct Journal {
     folder: PathBuf,
@@ -61,6 +77,14 @@ impl Journal {
             Ok(known) if known != text => return Err(SweepError::Foreign { folder: folder.into() }),
             Ok(_) if begin == Begin::Anew => return Err(SweepError::Interrupted { folder: folder.into() }),
             Ok(_) => {}
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(failed(format!("cannot be read: {error}")));
+            }
+            Err(_) if std::fs::read_dir(folder.join("fits")).is_ok_and(|mut fits| fits.next().is_some()) => {
+                return Err(failed(
+                    "is missing beside fits, so nothing tells whose they are; choose another folder".into(),
+                ));
+            }
             Err(_) => {
                 std::fs::create_dir_all(folder.join("fits"))
                     .map_err(|e| failed(format!("cannot be made: {e}")))?;
@@ -100,5 +124,21 @@ impl Journal {
         let text = serde_json::to_vec_pretty(record).map_err(|e| failed(e.to_string()))?;
         write_durably(&file, |out| out.write_all(&text))
             .map_err(|e| failed(format!("cannot be written: {e}; what was finished is safe, resume later")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn explained_variance_that_is_no_number_is_a_failure_that_can_be_read_again() {
+        for explained in [f64::NAN, f64::NEG_INFINITY] {
+            let (outcome, found) = (String::new(), String::new());
+            let state = State::Fitted { outcome, explained, l0: 1.0, dead: 0.0, found }.checked();
+            let text = serde_json::to_string(&state).unwrap();
+            assert!(text.contains("the held-out rows do not vary"), "{text}");
+            assert_eq!(serde_json::from_str::<State>(&text).unwrap(), state);
+        }
     }
 }

@@ -39,6 +39,10 @@ pub fn run(
     let cells = battery.cells();
     let mut records: Vec<Option<Record>> =
         cells.iter().enumerate().map(|(k, cell)| journal.read(k, cell)).collect::<Result<_, _>>()?;
+    // What failed may do better now: a file is back, a card has room.
+    for record in &mut records {
+        record.take_if(|record| matches!(record.state, State::Failed { .. }));
+    }
     let mut reader = None;
     let sources = cells.last().map_or(0, |cell| cell.source + 1);
     for source in 0..sources {
@@ -81,7 +85,7 @@ struct Kept<'a> {
 
 impl Kept<'_> {
     fn keep(&self, number: usize, cell: &Cell, state: State) -> Record {
-        let record = Record { cell: cell.clone(), state };
+        let record = Record { cell: cell.clone(), state: state.checked() };
         let mut done = self.done.lock().unwrap_or_else(|e| e.into_inner());
         if let Err(error) = self.journal.write(number, &record) {
             done.1.get_or_insert(error);
