@@ -186,6 +186,11 @@ fn what_failed_is_tried_again_and_fits_without_their_battery_are_not_touched() {
     let mended = records(folder.path(), "out");
     assert!(!mended.iter().any(failed));
     assert_eq!(explained(&mended[0]), explained(&mended[1]), "the same rows");
+    // The same battery by another way to it.
+    let mut elsewhere = Command::new(LAPIDARY);
+    elsewhere.current_dir(folder.path()).args(["sweep", "./battery.toml", "-o", "out", "--resume"]);
+    elsewhere.args(["--device", "host"]).stdout(Stdio::null()).stderr(Stdio::null());
+    assert!(elsewhere.status().unwrap().success());
     std::fs::remove_file(folder.path().join("out/battery.json")).unwrap();
     let output = sweep(folder.path(), "out", &["--resume"]).stderr(Stdio::piped()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

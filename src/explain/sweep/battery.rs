@@ -24,6 +24,9 @@ use crate::atoms::wide::{Kind, WideParams};
 pub struct SweepFile {
     pub rows: Rows,
     pub fits: Fits,
+    /// What tells it from others: itself as its file says it, with paths as they stand there.
+    #[serde(skip)]
+    pub identity: String,
 }
 
 /// What is explained: `files`, or `layers` of a `model` on a `text`. Paths are relative to the battery's folder.
@@ -126,12 +129,13 @@ impl SweepFile {
         let refuse = |what: String| SweepError::Battery { file: file.into(), what };
         let mut battery: Self = toml::from_str(&text).map_err(|e| refuse(e.to_string()))?;
         battery.check().map_err(refuse)?;
+        battery.identity = serde_json::to_string_pretty(&battery).map_err(|e| refuse(e.to_string()))?;
         battery.place(file.parent().unwrap_or(Path::new("")));
         Ok(battery)
     }
 
     fn check(&self) -> Result<(), String> {
-        let Self { rows, fits } = self;
+        let Self { rows, fits, .. } = self;
         let model = rows.model.is_some();
         match () {
             () if model != rows.files.is_empty() => {

@@ -72,9 +72,9 @@ impl Journal {
         let journal = Self { folder: folder.into() };
         let identity = folder.join("battery.json");
         let failed = |what: String| SweepError::File { file: identity.clone(), what };
-        let text = serde_json::to_string_pretty(battery).map_err(|e| failed(e.to_string()))?;
+        let text = &battery.identity;
         match std::fs::read_to_string(&identity) {
-            Ok(known) if known != text => return Err(SweepError::Foreign { folder: folder.into() }),
+            Ok(known) if known != *text => return Err(SweepError::Foreign { folder: folder.into() }),
             Ok(_) if begin == Begin::Anew => return Err(SweepError::Interrupted { folder: folder.into() }),
             Ok(_) => {}
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
