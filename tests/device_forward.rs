@@ -315,7 +315,7 @@ fn stored_predictions_are_the_hosts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("base.safetensors");
     for device in common::devices() {
-        KlBase::store_on(&device, &file, &info, &original, &windows, &|_| ()).unwrap();
+        KlBase::store(&device, &file, &info, &original, &windows, &|_| ()).unwrap();
         let base = KlBase::open(&file, &info).unwrap();
         let scores = evaluate(&original, Some(Original::Stored(&base)), &windows, &|_| ()).unwrap();
         let divergence = scores.divergence.unwrap();

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use assert_cmd::Command;
+use lapidary::device::Device;
 use lapidary::eval::{BaseInfo, HEAD, KlBase, KlKind, Original, evaluate};
 use lapidary::model::text::{Text, Windows};
 use lapidary::model::{Checkpoint, Config, Decoder, NoCapture, Run};
@@ -49,7 +50,7 @@ fn info(windows: &Windows) -> BaseInfo {
 }
 
 fn store(file: &Path, original: &Decoder, windows: &Windows) -> KlBase {
-    KlBase::store(file, &info(windows), original, windows, &|_| ()).unwrap();
+    KlBase::store(&Device::Host, file, &info(windows), original, windows, &|_| ()).unwrap();
     KlBase::open(file, &info(windows)).unwrap()
 }
 

@@ -208,7 +208,7 @@ fn kl_base(
     let info = info(Some(&source));
     let progress = bar(windows.count() as u64, "windows of the original");
     let done = |done| progress.set_position(done as u64);
-    KlBase::store_on(device, file, &info, &original, windows, &done).into_diagnostic()?;
+    KlBase::store(device, file, &info, &original, windows, &done).into_diagnostic()?;
     progress.finish_and_clear();
     KlBase::open(file, &info).into_diagnostic()
 }

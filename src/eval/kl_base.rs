@@ -184,19 +184,9 @@ impl KlBase {
         Ok(Self { file: file.into(), bytes, data: 8 + length, header, info })
     }
 
-    /// Runs `original` over the windows on the host and stores what it predicts; whole, or nothing.
+    /// Runs `original` over the windows on a device and stores what it predicts; whole, or nothing. `done` is called with
+    /// the number of windows that are through.
     pub fn store(
-        file: &Path,
-        info: &BaseInfo,
-        original: &Decoder,
-        windows: &Windows,
-        done: &dyn Fn(usize),
-    ) -> Result<(), EvalError> {
-        Self::store_on(&Device::Host, file, info, original, windows, done)
-    }
-
-    /// The same with the original on a device. `done` is called with the number of windows that are through.
-    pub fn store_on(
         device: &Device,
         file: &Path,
         info: &BaseInfo,

@@ -6,11 +6,10 @@
 // of its part of a tile: the tile's columns are shared out among as many parts as there are warps for the same rows,
 // and the parts' sums are added in the end, in a fixed order.
 //
-// Products are m16n8k8. Lane 4 g + t holds, of A (16 x 8), (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); of B
-// (8 x 8), (t, g), (t + 4, g); of C (16 x 8), (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). So that weights go
-// from C to A without leaving their lane, rows 2t and 2t + 1 of a tile stand for t and t + 4 there; so that results
-// leave in fours, column 4 g + j of 32 stands for column g of product j. Rows of tiles are 4 numbers longer than a
-// multiple of 32: both ways of reading them then touch every bank once.
+// Products are those of multiply_tf32, which says what lane 4 g + t holds. So that weights go from C to A without leaving
+// their lane, rows 2t and 2t + 1 of a tile stand for t and t + 4 there; so that results leave in fours, column 4 g + j
+// of 32 stands for column g of product j. Rows of tiles are 4 numbers longer than a multiple of 32: both ways of reading
+// them then touch every bank once.
 //
 // Shared memory: what is owned, then two stages of two tiles. Heads have at most DIM numbers; behind a row of dout
 // there is its number of `inner`, in `attention_keys` behind one of q its number of log_sums.
@@ -63,19 +62,6 @@ struct Lane {
     }
 };
 
-__device__ __forceinline__ void copy_4(float* to, const float* from, bool there) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 ::"r"(address), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-
-// Of no numbers, nothing is read.
-__device__ __forceinline__ void copy_16(float* to, const float* from, u32 numbers) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"(address), "l"(from), "r"(4 * numbers) : "memory");
-}
-
 // All copies of this thread have come; after the barrier, those of all threads.
 __device__ __forceinline__ void await_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -120,13 +106,6 @@ __device__ __forceinline__ void read_pieces(u32 (&value)[4], const float* row) {
     for (u32 i = 0; i < 4; ++i) value[i] = rounded(__uint_as_float(value[i]));
 }
 
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // 16 rows of a tile as left operands: in registers where there is room.
 template <bool HELD>
 struct Left {
@@ -168,8 +147,8 @@ __device__ __forceinline__ void rows_times_rows(float (&sum)[N][4], const Left<H
 #pragma unroll
         for (u32 n = 0; n < N; n += 2) {
             read_pieces(right, from + n * 8 * PITCH + k * 8);
-            multiply(sum[n], left, right[0], right[1]);
-            multiply(sum[n + 1], left, right[2], right[3]);
+            multiply_tf32(sum[n], left, right[0], right[1]);
+            multiply_tf32(sum[n + 1], left, right[2], right[3]);
         }
     }
 }
@@ -186,10 +165,10 @@ __device__ __forceinline__ void weighted_rows(float (&sum)[DEPTH][4], const floa
         for (u32 c = 0; c < DEPTH; c += 4) {
             float4 x = *(const float4*)(from + n * 8 * PITCH + c * 8);
             float4 y = *(const float4*)(from + (n * 8 + 1) * PITCH + c * 8);
-            multiply(sum[c], left, rounded(x.x), rounded(y.x));
-            multiply(sum[c + 1], left, rounded(x.y), rounded(y.y));
-            multiply(sum[c + 2], left, rounded(x.z), rounded(y.z));
-            multiply(sum[c + 3], left, rounded(x.w), rounded(y.w));
+            multiply_tf32(sum[c], left, rounded(x.x), rounded(y.x));
+            multiply_tf32(sum[c + 1], left, rounded(x.y), rounded(y.y));
+            multiply_tf32(sum[c + 2], left, rounded(x.z), rounded(y.z));
+            multiply_tf32(sum[c + 3], left, rounded(x.w), rounded(y.w));
         }
     }
 }

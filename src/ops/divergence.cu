@@ -19,15 +19,7 @@ struct Total {
 
     // The logarithm of the sum over the workgroup, in every thread.
     __device__ __forceinline__ float log(float* parts) {
-        float top = largest;
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = top;
-        __syncthreads();
-        top = parts[threadIdx.x % (THREADS / 32)];
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+        float top = group_max(largest, parts);
         return top + logf(group_sum(sum * expf(largest - top), parts));
     }
 };

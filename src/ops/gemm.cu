@@ -14,16 +14,6 @@ constexpr u32 BIG = 128, STEP = 16, OWN = 8;
 // Against bank conflicts: eight rows of k of a transposing copy fall on different banks.
 constexpr u32 PAD = 4;
 
-__device__ __forceinline__ void copy_4(float* to, const float* from, bool there) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-
-__device__ __forceinline__ void copy_16(float* to, const float* from, u32 numbers) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(4 * numbers) : "memory");
-}
-
 // One operand, as this thread copies it: `limit` rows (or columns) of it, `left` numbers of each still to come.
 template <u32 SIZE>
 struct Operand {

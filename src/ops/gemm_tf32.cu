@@ -7,26 +7,10 @@
 
 constexpr u32 A_TRANSPOSED = 1, B_TRANSPOSED = 2, STEP = 32, STAGE = TILE * (STEP + 4);
 
-__device__ __forceinline__ void copy_4(float* to, const float* from, bool there) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-
-__device__ __forceinline__ void copy_16(float* to, const float* from, u32 numbers) {
-    u32 address = (u32)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(4 * numbers) : "memory");
-}
-
 __device__ __forceinline__ u32 rounded(float x) {
     u32 bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
     return bits;
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // One operand: TILE rows (or columns) of it, over all of k.
@@ -105,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gemm_tf32(float* arena,
 #pragma unroll
             for (u32 e = 0; e < 2; ++e)
 #pragma unroll
-                for (u32 f = 0; f < 2; ++f) multiply(sum[e][f], x[e], y[f]);
+                for (u32 f = 0; f < 2; ++f) multiply_tf32(sum[e][f], x[e], y[f][0], y[f][1]);
         }
     }
     float alpha = float_of(item[10]), beta = float_of(item[11]);

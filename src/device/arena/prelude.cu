@@ -45,6 +45,27 @@ __device__ __forceinline__ float group_max(float value, float* parts) {
     return value;
 }
 
+// Queues the copy of a number to shared memory; of 0 where it is not there, and nothing is read then.
+__device__ __forceinline__ void copy_4(float* to, const float* from, bool there) {
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+
+// The same of up to 4 numbers of 16 aligned bytes, zeros behind them.
+__device__ __forceinline__ void copy_16(float* to, const float* from, u32 numbers) {
+    u32 address = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(4 * numbers) : "memory");
+}
+
+// C += A B on tensor cores, A 16 x 8, B 8 x 8, of numbers rounded to TF32. Lane 4 g + t holds, of A, (g, t), (g + 8, t),
+// (g, t + 4), (g + 8, t + 4); of B, (t, g), (t + 4, g); of C, (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Index of this workgroup among those of the launch; past the end where the grid was rounded up.
 __device__ __forceinline__ u32 group_index() { return blockIdx.y * gridDim.x + blockIdx.x; }
 
