@@ -15,7 +15,9 @@
 // there is its number of `inner`, in `attention_keys` behind one of q its number of log_sums.
 
 constexpr u32 DIM = 64 * CHUNKS, PITCH = DIM + 4, DEPTH = DIM / 8, WARPS = THREADS / 32;
-constexpr float LOWEST = -1.0e38f, UNSEEN = -3.0e38f, LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
+// What no query sees is far below LOWEST, also times a scale, and LOWEST far below any score: a row of which a tile holds
+// nothing keeps LOWEST as its largest, and its weights there are 0.
+constexpr float LOWEST = -1.0e28f, UNSEEN = -3.0e38f, LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
 
 extern __shared__ __align__(16) float shared[];
 
