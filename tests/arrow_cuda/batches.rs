@@ -10,6 +10,7 @@ use super::*;
 
 #[test]
 fn bad_numbers_in_a_batch_are_told_as_on_the_host() {
+    let _card = shared();
     let Some(cuda) = common::cuda() else { return };
     let (rows, d, p) = (20, 2, 4);
     let mut batch = small_batch(8, rows, d, p);
@@ -36,6 +37,7 @@ fn bad_numbers_in_a_batch_are_told_as_on_the_host() {
 
 #[test]
 fn lanes_count_for_themselves() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let systems: Vec<Arc<System>> = (0..8)
         .map(|k| Arc::new(fixtures::well_conditioned(Shape { seed: k, ..shape(60, 2, 400) }).unwrap()))
@@ -59,6 +61,7 @@ fn lanes_count_for_themselves() {
 
 #[test]
 fn batches_agree_with_the_host_and_failures_stay_apart() {
+    let _card = shared();
     let Some(cuda) = common::cuda() else { return };
     for (systems, rows, dim, p) in
         [(50, 200, 2, 8), (5, 3, 1, 1), (40, 70, 3, 32), (40, 129, 2, 5), (7, 1, 1, 31)]
@@ -95,6 +98,7 @@ fn batches_agree_with_the_host_and_failures_stay_apart() {
 
 #[test]
 fn a_sweep_has_the_same_bits_for_any_number_of_lanes() {
+    let _card = shared();
     let Some(cuda) = common::cuda() else { return };
     let mut systems: Vec<System> = (0..12)
         .map(|k| fixtures::well_conditioned(Shape { seed: k, ..shape(60, 1 + k as usize % 2, 500) }).unwrap())

@@ -11,6 +11,7 @@ use super::*;
 
 #[test]
 fn every_residual_is_small_and_determinants_are_the_hosts() {
+    let _card = shared();
     let Some(params) = card() else { return };
     for (name, system) in cases() {
         for ridge in [Ridge::None, Ridge::Absolute { row: 0.5, border: 0.25 }, Ridge::Relative(1e-3)] {
@@ -36,6 +37,7 @@ fn every_residual_is_small_and_determinants_are_the_hosts() {
 
 #[test]
 fn corrections_follow_the_condition() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let about = |power| {
         let system = fixtures::ill_conditioned(shape(40, 2, 150), 10_f64.powi(power)).unwrap();
@@ -51,6 +53,7 @@ fn corrections_follow_the_condition() {
 
 #[test]
 fn many_right_hand_sides_are_one_wide_solve_with_its_corrections() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let mut corrected = 0;
     for (name, system) in cases() {
@@ -79,6 +82,7 @@ fn many_right_hand_sides_are_one_wide_solve_with_its_corrections() {
 /// sides than one panel of tiles is wide, and an order that is no multiple of a tile.
 #[test]
 fn wide_corrections_reach_the_bound_at_every_condition() {
+    let _card = shared();
     let Some(params) = card() else { return };
     for power in [2, 4, 5, 6, 7, 8, 10] {
         let system = Arc::new(fixtures::ill_conditioned(shape(70, 2, 333), 10_f64.powi(power)).unwrap());
@@ -95,6 +99,7 @@ fn wide_corrections_reach_the_bound_at_every_condition() {
 
 #[test]
 fn a_resident_solve_sends_the_right_hand_side_and_nothing_else() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let system = Arc::new(fixtures::well_conditioned(shape(50, 2, 200)).unwrap());
     let mut frame = Frame::build(&system, &params).unwrap();
@@ -115,6 +120,7 @@ fn a_resident_solve_sends_the_right_hand_side_and_nothing_else() {
 
 #[test]
 fn failures_name_the_same_block_and_pivot_as_the_host() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let rows = fixtures::indefinite().unwrap();
     let good = fixtures::well_conditioned(SMALL).unwrap();
@@ -140,6 +146,7 @@ fn failures_name_the_same_block_and_pivot_as_the_host() {
 
 #[test]
 fn too_little_memory_is_refused_before_anything_is_allocated() {
+    let _card = alone();
     let Some(cuda) = common::cuda() else { return };
     let layout = Layout::new(vec![0, 2], 100_000);
     let before = cuda.free_memory().unwrap();
@@ -152,6 +159,7 @@ fn too_little_memory_is_refused_before_anything_is_allocated() {
 
 #[test]
 fn a_frame_without_factors_does_not_answer() {
+    let _card = shared();
     let Some(cuda) = common::cuda() else { return };
     let system = fixtures::well_conditioned(SMALL).unwrap();
     let rhs = fixtures::random_vector(&system, 1);
@@ -170,6 +178,7 @@ fn a_frame_without_factors_does_not_answer() {
 
 #[test]
 fn an_idle_frame_keeps_to_the_budget() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let system = Arc::new(fixtures::well_conditioned(SMALL).unwrap());
     drop(Frame::build(&system, &params).unwrap());

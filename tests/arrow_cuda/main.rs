@@ -8,9 +8,22 @@ mod frames;
 mod newton;
 mod structured;
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
 use lapidary::arrow::fixtures::{self, Shape};
 use lapidary::arrow::{Backend, Border, Cross, Params, Rows, System};
 use lapidary::ops::splitmix::SplitMix64;
+
+/// Tests that read how much of the card's memory is free have it for themselves.
+static CARD: RwLock<()> = RwLock::new(());
+
+fn shared() -> RwLockReadGuard<'static, ()> {
+    CARD.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    CARD.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Every residual must be at most this.
 const RESIDUAL: f64 = 1e-14;

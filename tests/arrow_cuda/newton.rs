@@ -49,6 +49,7 @@ fn takes_the_same_path(name: &str, card: &Backend, params: &NewtonParams, proble
 
 #[test]
 fn newton_takes_the_same_path_on_card_and_host() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let problems: [(&str, &dyn Fn() -> Case); 5] = [
         ("well conditioned", &|| quadratic(fixtures::well_conditioned(shape(30, 2, 90)).unwrap())),
@@ -71,6 +72,7 @@ fn newton_takes_the_same_path_on_card_and_host() {
 /// step is accepted. The loop ends a hundred times above it, and every decision until then must be the same.
 #[test]
 fn newton_takes_the_same_path_at_condition_1e8() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let condition = 1e8;
     let problem = || quadratic(fixtures::ill_conditioned(shape(20, 2, 50), condition).unwrap());
@@ -86,6 +88,7 @@ fn newton_takes_the_same_path_at_condition_1e8() {
 
 #[test]
 fn bundle_adjustment_takes_the_same_path_on_card_and_host() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let Some(path) = common::data("bal/problem-49-7776-pre.txt") else { return };
     let run = |backend: Backend| {
@@ -102,6 +105,7 @@ fn bundle_adjustment_takes_the_same_path_on_card_and_host() {
 /// From a ridge on, so that there are several tries and several frames.
 #[test]
 fn a_quadratic_brings_scalars_down_and_its_point_at_the_end() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let systems = [
         ("dense", fixtures::well_conditioned(shape(40, 2, 300)).unwrap()),
@@ -138,6 +142,7 @@ fn a_quadratic_brings_scalars_down_and_its_point_at_the_end() {
 
 #[test]
 fn a_quadratic_on_the_card_ends_where_the_hosts_does() {
+    let _card = shared();
     let Some(params) = card() else { return };
     for (name, system) in cases().into_iter().filter(|(name, _)| !name.starts_with("condition")) {
         let system = Arc::new(system);
@@ -162,6 +167,7 @@ fn a_quadratic_on_the_card_ends_where_the_hosts_does() {
 
 #[test]
 fn a_quadratic_starts_where_it_is_finite() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let (mut problem, mut start) = quadratic(fixtures::well_conditioned(SMALL).unwrap());
     start.border[1] = f64::NAN;

@@ -105,6 +105,7 @@ pub fn cases() -> Vec<(String, System)> {
 
 #[test]
 fn the_border_goes_first_where_the_host_does_it() {
+    let _card = shared();
     let Some(params) = card() else { return };
     for (name, system) in cases() {
         let system = Arc::new(system);
@@ -122,6 +123,7 @@ fn the_border_goes_first_where_the_host_does_it() {
 
 #[test]
 fn an_ill_conditioned_root_is_told() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let system = Arc::new(ill_conditioned(30, 1e10, &mut SplitMix64::new(3)));
     let mut frame = Frame::build(&system, &params).unwrap();
@@ -137,6 +139,7 @@ fn an_ill_conditioned_root_is_told() {
 /// Two rows that see the same border unknown and leave 10^-power of each other: corrections, then triangular solves.
 #[test]
 fn an_ill_conditioned_capacitance_is_corrected() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let (n, p) = (70, 90);
     for (power, corrections) in [(0, 0), (3, 1), (5, 2), (10, 0)] {
@@ -164,6 +167,7 @@ fn an_ill_conditioned_capacitance_is_corrected() {
 
 #[test]
 fn a_structured_border_never_becomes_dense() {
+    let _card = shared();
     let Some(params) = card() else { return };
     // Dense, this border would be 3.2 TB.
     let (basis, r) = (4, 160_000);
@@ -186,6 +190,7 @@ fn a_structured_border_never_becomes_dense() {
 
 #[test]
 fn roots_of_every_size_are_solved_side_by_side() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let build = |basis: usize, r: usize| {
         let system = Arc::new(fixtures::kronecker_border(shape(10, 2, basis * r), basis).unwrap());
@@ -205,6 +210,7 @@ fn roots_of_every_size_are_solved_side_by_side() {
 
 #[test]
 fn memory_is_predicted_for_every_form() {
+    let _card = alone();
     let Some(cuda) = common::cuda() else { return };
     for (name, system) in cases() {
         let (layout, system) = (Layout::of(&system), Arc::new(system));
@@ -243,6 +249,7 @@ fn memory_is_predicted_for_every_form() {
 
 #[test]
 fn failures_name_the_same_block_and_pivot_as_the_host() {
+    let _card = shared();
     let Some(params) = card() else { return };
     let mut bad_diagonal = vec![4.0; 36];
     bad_diagonal[20] = -1.0;

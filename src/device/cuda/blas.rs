@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use cudarc::cublas::sys;
 
+use super::stream::outside_captures;
 use super::{Buffer, Cuda, Stream, library};
 use crate::device::telemetry::Counters;
 use crate::device::{DeviceError, Telemetry};
@@ -51,7 +52,7 @@ impl Blas {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there; the stream and the workspace live as long as the handle is used.
         unsafe {
-            check("cublasCreate", sys::cublasCreate_v2(&mut handle))?;
+            check("cublasCreate", outside_captures(|| sys::cublasCreate_v2(&mut handle)))?;
             stream.count(Telemetry { handles: 1, ..Telemetry::default() });
             let blas = Self {
                 handle,
@@ -305,7 +306,7 @@ impl Drop for Blas {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
             // SAFETY: created in `new`, destroyed once.
-            unsafe { sys::cublasDestroy_v2(self.handle) };
+            outside_captures(|| unsafe { sys::cublasDestroy_v2(self.handle) });
         }
     }
 }

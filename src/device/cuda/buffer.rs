@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 use bytemuck::Pod;
 use cudarc::driver::sys;
 
+use super::stream::outside_captures;
 use super::{Cuda, Stream, check};
 use crate::device::{DeviceError, Telemetry};
 
@@ -22,7 +23,7 @@ impl<T: Pod> Buffer<T> {
         let bytes = (len * size_of::<T>()).max(1);
         let mut pointer = 0;
         // SAFETY: a pointer to a live local.
-        let result = unsafe { sys::cuMemAlloc_v2(&mut pointer, bytes) };
+        let result = outside_captures(|| unsafe { sys::cuMemAlloc_v2(&mut pointer, bytes) });
         if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Err(DeviceError::memory("a buffer", bytes as u64, cuda.free_memory()?));
         }
@@ -217,7 +218,7 @@ impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
             // SAFETY: allocated in `new`, freed once. A failure here has nobody left to tell.
-            unsafe { sys::cuMemFree_v2(self.pointer) };
+            outside_captures(|| unsafe { sys::cuMemFree_v2(self.pointer) });
         }
     }
 }
@@ -242,7 +243,8 @@ impl<T: Pod> Pinned<T> {
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: a pointer to a live local; the memory is then zeroed, so that it holds valid `T`.
         unsafe {
-            check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut pointer, bytes, flags))?;
+            let allocated = outside_captures(|| sys::cuMemHostAlloc(&mut pointer, bytes, flags));
+            check("cuMemHostAlloc", allocated)?;
             pointer.cast::<u8>().write_bytes(0, bytes);
         }
         Ok(Self { pointer: pointer.cast(), len, cuda: cuda.clone() })
@@ -274,7 +276,7 @@ impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
             // SAFETY: allocated in `new`, freed once.
-            unsafe { sys::cuMemFreeHost(self.pointer.cast()) };
+            outside_captures(|| unsafe { sys::cuMemFreeHost(self.pointer.cast()) });
         }
     }
 }

@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use cudarc::nvrtc::sys as nvrtc;
 use sha2::{Digest, Sha256};
 
+use super::stream::outside_captures;
 use super::{Cuda, Stream, check, library};
 use crate::device::{DeviceError, Telemetry, write_durably};
 
@@ -43,7 +44,7 @@ unsafe impl Sync for Module {}
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded once, unloaded once.
-        unsafe { sys::cuModuleUnload(self.0) };
+        outside_captures(|| unsafe { sys::cuModuleUnload(self.0) });
     }
 }
 

@@ -23,7 +23,7 @@ pub use buffer::{Buffer, Pinned, Registered};
 pub use eigen::EigenSolver;
 pub use graph::Graph;
 pub use kernel::{Args, Grid, Kernel, Source, compile, nvrtc_version, prepare};
-pub use solver::{EigenScratch, Eigenproblem, Solver};
+pub use solver::{EigenScratch, Eigenproblem, Solver, open_libraries};
 pub use stream::{Event, Stream};
 
 /// The oldest driver that the bindings know: CUDA 13.0.

@@ -3,7 +3,8 @@ use std::sync::Arc;
 
 use cudarc::cusolver::sys;
 
-use super::blas::Matrix;
+use super::blas::{Blas, Matrix};
+use super::stream::outside_captures;
 use super::{Buffer, Cuda, Stream, library};
 use crate::device::telemetry::Counters;
 use crate::device::{DeviceError, Telemetry};
@@ -26,7 +27,7 @@ impl Solver {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there; the stream lives as long as the handle is used.
         unsafe {
-            check("cusolverDnCreate", sys::cusolverDnCreate(&mut handle))?;
+            check("cusolverDnCreate", outside_captures(|| sys::cusolverDnCreate(&mut handle)))?;
             stream.count(Telemetry { handles: 1, ..Telemetry::default() });
             let solver = Self { handle, cuda: cuda.clone(), counters: stream.counters().clone() };
             check("cusolverDnSetStream", sys::cusolverDnSetStream(handle, stream.raw().cast()))?;
@@ -169,9 +170,16 @@ impl Drop for Solver {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
             // SAFETY: created in `new`, destroyed once.
-            unsafe { sys::cusolverDnDestroy(self.handle) };
+            outside_captures(|| unsafe { sys::cusolverDnDestroy(self.handle) });
         }
     }
+}
+
+/// Creates and drops a handle of each library: the first loads it, which takes a good part of a second.
+pub fn open_libraries(cuda: &Cuda) -> Result<(), DeviceError> {
+    let stream = Stream::new(cuda)?;
+    Blas::new(&stream)?;
+    Solver::new(&stream).map(drop)
 }
 
 fn check(call: &'static str, status: sys::cusolverStatus_t) -> Result<(), DeviceError> {

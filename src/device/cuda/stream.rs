@@ -1,10 +1,20 @@
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use cudarc::driver::sys;
 
 use super::{Cuda, Graph, check};
 use crate::device::telemetry::Counters;
 use crate::device::{DeviceError, Telemetry};
+
+/// Read by captures, written by calls that spoil those of other threads.
+static CAPTURES: RwLock<()> = RwLock::new(());
+
+/// Calls something that may wait for the whole context, such as giving back memory or a library's handle, while no thread
+/// captures: the driver would end the captures of all. A capture itself must not call any such thing.
+pub(super) fn outside_captures<T>(call: impl FnOnce() -> T) -> T {
+    let _alone = CAPTURES.write().unwrap_or_else(PoisonError::into_inner);
+    call()
+}
 
 /// A queue of work on a card: what is queued runs in order.
 pub struct Stream {
@@ -87,6 +97,7 @@ impl Stream {
         self.cuda.bind()?;
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         let before = self.telemetry();
+        let _capturing = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the stream is alive; the graph that capture ends with is taken over by `Graph`, also after an error.
         unsafe {
             check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw, mode))?;
