@@ -97,8 +97,8 @@ impl Gemm {
     }
 
     /// A product that fills a card alone is done by its tensor cores, each operand as the sum of two numbers of 11 bits
-    /// (`A = A₁ + A₂`, `AB ≈ A₁B₁ + A₁B₂ + A₂B₁`): what is left out is 2⁻²² of a term, less than the rounding of an f32 sum
-    /// of a few. `parts` is where the four go, scratch that products one after another may share; one that needs more is
+    /// (`A = A₁ + A₂`, `AB ≈ A₁B₁ + A₁B₂ + A₂B₁`): what is left out is 2⁻²² of a term, and sums are those of
+    /// tensor cores ([`parts_tolerance`](super::gemm_library::parts_tolerance)). `parts` is where the four go, scratch that products one after another may share; one that needs more is
     /// not taken apart.
     pub fn in_parts(self, parts: View) -> Self {
         Self { parts, ..self }

@@ -16,6 +16,14 @@ const BANDED: usize = 2048;
 /// Bands of a lower product: with four, 5/8 of all entries are computed.
 const BANDS: usize = 4;
 
+/// Largest difference of a product in parts over an inner length of `k` from one in f32, relative to its norm, where terms
+/// have random signs. Tensor cores add eight terms a step, after which what does not fit 24 bits is cut off, 2⁻²⁴ of the
+/// sum so far in the mean and always towards zero: k/8 steps over sums that grow to the whole lose 2/3 of `k/8·2⁻²⁴`.
+/// What both leave to rounding is 1e-6.
+pub fn parts_tolerance(k: usize) -> f64 {
+    k as f64 / 8.0 * 2f64.powi(-24) + 1e-6
+}
+
 /// Queues the products that the library takes, and returns the others. Which those are depends on each alone.
 pub(super) fn split_off<'a>(arena: &mut Arena, items: &'a [Gemm]) -> Vec<&'a Gemm> {
     if !arena.has_tensor_cores() {
