@@ -7,6 +7,8 @@
 
 use std::sync::Arc;
 
+use faer::Mat;
+
 use super::super::AtomsError;
 use super::begin::from_rows;
 use super::fit::State;
@@ -19,11 +21,13 @@ use crate::ops::powers::{Powers, powers};
 use crate::ops::principal::{Principal, principal};
 use crate::ops::random::{Normal, random_normal};
 use crate::ops::scale::{Scale, scale};
+use crate::ops::splitmix::SplitMix64;
 
 /// Steps of the fixed point after which its components are judged, and how often that may be. Convergence is cubic near the
-/// end; what takes the steps is the way there, the second direction of a circle's plane most of all.
+/// end; what takes the steps is the way there, the second direction of a circle's plane most of all. Where that found
+/// nothing more, those that make no atom begin anew.
 const STEPS: usize = 60;
-const TURNS: usize = 6;
+const TURNS: usize = 12;
 
 /// Dependence of two energies below which they are no pair: of independent ones it is 0, of a circle that is on with
 /// probability q it is 1/(2q) − 1.
@@ -112,11 +116,38 @@ fn components(arena: &mut Arena, seekers: &[Seeker]) -> Result<Vec<Found>, Atoms
             break;
         }
         turn(arena, &open.iter().map(|k| &seekers[*k]).collect::<Vec<_>>());
+        let mut stuck = Vec::new();
         for k in open {
+            let before = found[k].columns.len();
             found[k] = judge(arena, &seekers[k])?;
+            if found[k].columns.len() <= before {
+                stuck.push(k);
+            }
         }
+        let stuck: Vec<(&Seeker, &Found)> = stuck.into_iter().map(|k| (&seekers[k], &found[k])).collect();
+        begin_others(arena, &stuck)?;
     }
     Ok(found)
+}
+
+/// New random directions in the place of those that make no atom, at right angles to those that do.
+fn begin_others(arena: &mut Arena, seekers: &[(&Seeker, &Found)]) -> Result<(), AtomsError> {
+    for (seeker, found) in seekers {
+        let (room, r) = (seeker.room(), seeker.plan.rank);
+        let directions = arena.read(room.w.at, r * r)?;
+        let kept = Mat::from_fn(r, found.columns.len(), |i, k| directions[i * r + found.columns[k]]);
+        let mut random = SplitMix64::new(seeker.plan.params.seed ^ found.columns.len() as u64);
+        let drawn = Mat::from_fn(r, r, |_, _| (random.uniform() - 0.5) as f32);
+        let mut new = &drawn - &kept * (kept.transpose() * &drawn);
+        for (k, column) in found.columns.iter().enumerate() {
+            new.col_mut(*column).copy_from(kept.col(k));
+        }
+        let rows: Vec<f32> = (0..r * r).map(|k| new[(k / r, k % r)]).collect();
+        arena.write(room.next.at, &rows);
+        arena.write(room.flags, &[0.0; 3]);
+    }
+    polar_batch(arena, &seekers.iter().map(|(seeker, _)| polar_of(seeker.room())).collect::<Vec<_>>());
+    Ok(())
 }
 
 fn polar_of(room: &Seeking) -> Polar {
