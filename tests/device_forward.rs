@@ -7,7 +7,7 @@ mod tiny;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lapidary::compress::calibration::{Calibration, CalibrationParams, Draft, Source};
+use lapidary::compress::calibration::{Calibration, CalibrationParams, Draft, Read, Source};
 use lapidary::compress::device_calibration::{
     CaptureError, DeviceCalibration, GRAM_TOLERANCE, STREAM_TOLERANCE,
 };
@@ -27,7 +27,9 @@ fn calibration(checkpoint: &Checkpoint, params: CalibrationParams) -> Calibratio
     let text = Text::from_memory("calibration.txt", &text).unwrap();
     let tokenizer = checkpoint.tokenizer().unwrap();
     let bos = checkpoint.config().start_token();
-    let draft = Draft::prepare(Source::text(text), &tokenizer, bos, params, Tokens::PUBLISHED).unwrap();
+    let draft =
+        Draft::prepare(Source::text(text), &tokenizer, bos, params, Tokens::PUBLISHED, Read::AsNeeded)
+            .unwrap();
     draft.finish(&[])
 }
 

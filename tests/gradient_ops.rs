@@ -13,6 +13,8 @@ use lapidary::ops::attention_backward::{
     ATTENTION_GRADIENT_TOLERANCE, ATTENTION_TF32_TOLERANCE, AttentionGradient, KeptAttention,
     attention_backward, attention_kept,
 };
+use lapidary::ops::column_squares::{ColumnSquares, column_squares};
+use lapidary::ops::cross_entropy::{CrossEntropy, NO_TOKEN, cross_entropy};
 use lapidary::ops::divergence::{Divergence, divergence};
 use lapidary::ops::factor_gradient::{FactorGradient, factor_gradient};
 use lapidary::ops::gated::Activation;
@@ -327,6 +329,51 @@ fn logits_diverge_and_get_their_gradient() {
             }
             assert_close("divergence", &sheet.read(out), &sums, 2.0 * TOLERANCE);
             assert_close("gradient", &sheet.read(z), &slopes, TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn tokens_that_came_give_their_gradient_and_rows_without_one_none() {
+    on_every_device(|sheet| {
+        for (rows, cols, size) in [(1, 1, 1.0), (7, 300, 20.0), (5, 5003, 5.0)] {
+            let (z, mut logits) = sheet.spaced(rows, cols);
+            logits.iter_mut().for_each(|z| *z *= size);
+            for (i, row) in logits.chunks(cols).enumerate() {
+                sheet.arena.write(z.at + i * z.stride, row);
+            }
+            let tokens: Vec<f32> =
+                (0..rows).map(|i| if i % 3 == 2 { NO_TOKEN } else { (i * 7919 % cols) as f32 }).collect();
+            let (at, out) = (sheet.given(1, rows, &tokens), sheet.blank(1, rows));
+            let item = CrossEntropy { logits: z, tokens: at.at, out: out.at, factor: 0.5 };
+            cross_entropy(&mut sheet.arena, &[item]);
+            let (mut terms, mut slopes) = (Vec::new(), Vec::new());
+            for (z, token) in logits.chunks(cols).zip(&tokens) {
+                let total: f64 = z.iter().map(|z| f64::from(*z).exp()).sum();
+                let p = z.iter().map(|z| f64::from(*z).exp() / total);
+                let came = |k: usize| *token == k as f32;
+                let one = |(k, p): (usize, f64)| 0.5 * (p - if came(k) { 1.0 } else { 0.0 });
+                let there = *token != NO_TOKEN;
+                terms.push(if there { total.ln() - f64::from(z[*token as usize]) } else { 0.0 });
+                slopes.extend(p.enumerate().map(|(k, p)| if there { one((k, p)) } else { 0.0 }));
+            }
+            assert_close("cross entropy", &sheet.read(out), &terms, 2.0 * TOLERANCE);
+            assert_close("gradient", &sheet.read(z), &slopes, TOLERANCE);
+        }
+    });
+}
+
+#[test]
+fn squares_of_columns_are_added() {
+    on_every_device(|sheet| {
+        for (rows, cols) in [(1, 1), (7, 33), (1031, 70)] {
+            let ((x, numbers), (out, before)) = (sheet.spaced(rows, cols), sheet.random(1, cols));
+            column_squares(&mut sheet.arena, &[ColumnSquares { x, out: out.at }]);
+            let mut expected = wide(&before);
+            for row in numbers.chunks(cols) {
+                expected.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x).powi(2));
+            }
+            assert_close("squares", &sheet.read(out), &expected, TOLERANCE);
         }
     });
 }

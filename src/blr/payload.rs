@@ -153,6 +153,30 @@ impl Payload {
         Self::parse(bytes.into())
     }
 
+    /// `diag(2^e)·Ŵ` for m exponents e, exact where no scale leaves f16's normal numbers.
+    ///
+    /// # Errors
+    /// The scale that becomes infinite.
+    ///
+    /// # Panics
+    /// When there are not m exponents.
+    pub fn with_rows_times(
+        &self,
+        exponents: impl Iterator<Item = i32> + Clone,
+    ) -> Result<Self, PayloadError> {
+        let Shape { rows, .. } = self.shape;
+        assert_eq!(exponents.clone().count(), rows, "an exponent for each output");
+        let mut bytes = self.bytes.as_slice().to_vec();
+        for path in bytes[HEADER_BYTES..].chunks_exact_mut(self.shape.path_bytes()) {
+            let scales = path[..2 * rows].as_chunks_mut::<2>().0;
+            for (scale, exponent) in scales.iter_mut().zip(exponents.clone()) {
+                let scaled = f64::from(f16::from_le_bytes(*scale)) * 2f64.powi(exponent);
+                *scale = f16::from_f64(scaled).to_le_bytes();
+            }
+        }
+        Self::parse(bytes.into())
+    }
+
     /// m, the width of the output.
     pub fn rows(&self) -> usize {
         self.shape.rows

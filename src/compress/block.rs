@@ -8,6 +8,7 @@ use super::context::Context;
 use super::error::PackError;
 use super::journal::Journal;
 use super::observer::{Event, Observer};
+use super::output_weights::OutputWeights;
 use super::recipe::Recipe;
 use super::schedule::{Done, Scheduler, Wanted, encode_stage};
 use super::streams::SiteGrams;
@@ -15,6 +16,7 @@ use super::target::Target;
 use super::tensor::{Grams, Input, Outcome, encode_tensor};
 use super::threads::WholeProducts;
 use crate::blr::Budget;
+use crate::blr::payload::{Payload, PayloadError};
 use crate::model::{Decoder, Linear, LinearName, Site, Tensor};
 
 /// A tensor still to be encoded.
@@ -28,6 +30,8 @@ pub struct BlockEncoder<'a> {
     pub layer: usize,
     pub decoder: &'a Decoder,
     pub recipe: &'a Recipe,
+    /// What outputs count, where they are not all alike.
+    pub weights: Option<&'a OutputWeights>,
     pub journal: &'a Journal,
     pub observer: &'a dyn Observer,
 }
@@ -159,12 +163,15 @@ impl BlockEncoder<'_> {
     }
 
     fn keep(&self, name: LinearName, outcome: Outcome, began: Instant) -> Result<(), PackError> {
-        let name = name.prefix(self.layer);
+        let (layer_name, name) = (name, name.prefix(self.layer));
         let mut moved = 0;
         let record = match outcome {
             Outcome::Packed(packed) => {
                 moved = packed.moved;
-                self.journal.write_packed(&name, &packed.payload, packed.quality)?
+                match self.unweighted(layer_name, &packed.payload) {
+                    Ok(payload) => self.journal.write_packed(&name, &payload, packed.quality)?,
+                    Err(error) => self.journal.write_dense(&name, error.to_string())?,
+                }
             }
             Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
         };
@@ -175,6 +182,18 @@ impl BlockEncoder<'_> {
             moved,
         });
         Ok(())
+    }
+
+    /// What is stored of a layer whose rows were multiplied by what they count.
+    fn unweighted(&self, name: LinearName, payload: &Payload) -> Result<Payload, PayloadError> {
+        match self.exponents(name) {
+            Some(exponents) => payload.with_rows_times(exponents.iter().map(|e| -e)),
+            None => Ok(payload.clone()),
+        }
+    }
+
+    fn exponents(&self, name: LinearName) -> Option<&[i32]> {
+        self.weights.map(|weights| weights.exponents(self.layer, name))
     }
 
     /// The stored weight of a layer that is not packed yet.
@@ -188,22 +207,26 @@ impl BlockEncoder<'_> {
         }
     }
 
-    /// What a layer is fitted to, in f64, out x in.
+    /// What a layer is fitted to, in f64, out x in; rows times what they count.
     fn aim(&self, name: LinearName, targets: &Targets) -> Result<Mat<f64>, PackError> {
         let tensor = self.dense(name)?;
         let (rows, cols, values) = (tensor.rows(), tensor.cols(), tensor.to_f32());
         let weight = Mat::from_fn(rows, cols, |i, j| f64::from(values[i * cols + j]));
-        Ok(match &targets[name.site() as usize] {
+        let mut aim = match &targets[name.site() as usize] {
             Some(target) => target.of(weight.as_ref()),
             None => weight,
-        })
+        };
+        for (row, exponent) in self.exponents(name).into_iter().flatten().enumerate() {
+            aim.row_mut(row).iter_mut().for_each(|w| *w *= 2f64.powi(*exponent));
+        }
+        Ok(aim)
     }
 
     /// The same in f32, row-major, and its rows.
     fn aim_f32(&self, name: LinearName, targets: &Targets) -> Result<(Vec<f32>, usize), PackError> {
         let tensor = self.dense(name)?;
         let (rows, cols) = (tensor.rows(), tensor.cols());
-        if targets[name.site() as usize].is_none() {
+        if targets[name.site() as usize].is_none() && self.weights.is_none() {
             return Ok((tensor.to_f32(), rows));
         }
         let aim = self.aim(name, targets)?;

@@ -43,6 +43,13 @@ impl Source {
     }
 }
 
+/// How much of a text is tokenised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    AsNeeded,
+    Whole,
+}
+
 /// A calibration whose windows are counted, the self-written ones still to be written.
 pub struct Draft {
     len: usize,
@@ -118,7 +125,8 @@ fn is_zero(count: &usize) -> bool {
 
 impl Draft {
     /// Cuts the given texts and counts the windows of each source. `bos` is the start token of a model that asks for
-    /// one, `tokens` what is taken where the parameters name no number.
+    /// one, `tokens` what is taken where the parameters name no number. Texts are tokenised as far as that needs; wholly
+    /// for [`take_more`](Self::take_more), which may want more of them.
     ///
     /// Errors: a text too short for what was asked for.
     pub fn prepare(
@@ -127,6 +135,7 @@ impl Draft {
         bos: Option<u32>,
         params: CalibrationParams,
         tokens: Tokens,
+        read: Read,
     ) -> Result<Self, TextError> {
         let shares: f64 = sources.iter().map(|source| source.share).sum();
         let parts = sources.into_iter().map(|Source { content, share }| {
@@ -139,7 +148,16 @@ impl Draft {
             let tokens = Tokens { fit: part(tokens.fit), heldout: part(tokens.heldout) };
             let (available, content) = match content {
                 Content::Given(text) => {
-                    let windows = Windows::cut(&text, tokenizer, params.window, bos)?;
+                    let wanted = [
+                        params.fit_tokens.unwrap_or(tokens.fit),
+                        params.heldout_tokens.unwrap_or(tokens.heldout),
+                    ];
+                    let wanted = match read {
+                        // At least a window of each part.
+                        Read::AsNeeded => wanted.iter().map(|tokens| tokens + params.window).sum(),
+                        Read::Whole => usize::MAX,
+                    };
+                    let windows = Windows::cut_some(&text, tokenizer, params.window, bos, wanted)?;
                     (windows.text_tokens, PartContent::Given { windows, files: text.files })
                 }
                 Content::SelfWritten(params) => (usize::MAX, PartContent::SelfWritten(params)),
@@ -301,7 +319,7 @@ mod tests {
         let given = sources.iter().map(|(words, share)| (Content::Given(text(*words)), *share));
         let own = own.map(|share| (Content::SelfWritten(WriteParams::default()), share));
         let sources = given.chain(own).map(|(content, share)| Source { content, share }).collect();
-        Draft::prepare(sources, &tokenizer, Some(1), params, TOKENS)
+        Draft::prepare(sources, &tokenizer, Some(1), params, TOKENS, Read::Whole)
     }
 
     fn params(fit_tokens: Option<usize>, heldout_tokens: Option<usize>) -> CalibrationParams {

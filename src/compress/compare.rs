@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::PackError;
 use super::batch::SiteInput;
-use super::calibration::{CalibrationParams, Draft, Source};
+use super::calibration::{CalibrationParams, Draft, Read, Source};
 use super::context::Context;
 use super::encoder::EncodedBy;
 use super::journal::{Identity, Journal, Record};
@@ -87,7 +87,8 @@ pub fn compare(
 ) -> Result<Comparison, PackError> {
     let (tokenizer, bos) = (checkpoint.tokenizer()?, checkpoint.config().start_token());
     let sources = Source::text(params.text);
-    let draft = Draft::prepare(sources, &tokenizer, bos, params.calibration, params.recipe.tokens())?;
+    let draft =
+        Draft::prepare(sources, &tokenizer, bos, params.calibration, params.recipe.tokens(), Read::AsNeeded)?;
     let identity = Identity {
         // The journal of a pack run holds tensors that were fitted to what packed blocks give.
         version: format!("{}, on the original's stream", env!("CARGO_PKG_VERSION")),

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "cuda")]
 use crate::device::arena::Program;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::prepare;
+use crate::device::cuda::{open_libraries, prepare};
 use crate::device::{Device, DeviceError};
 #[cfg(feature = "cuda")]
 use crate::ops;
@@ -44,14 +44,15 @@ impl Encoder {
         }
     }
 
-    /// Gets a card's kernels ready, all at once: compiling them one by one as they come would take seconds.
+    /// Gets a card's kernels and libraries ready, all at once: compiling them one by one as they come would take seconds.
     pub(super) fn prepare(&self) -> Result<(), DeviceError> {
         match self {
             #[cfg(feature = "cuda")]
             Self::Batch(Device::Cuda(cuda)) => {
                 let mut sources: Vec<_> = ops::programs().into_iter().map(Program::source).collect();
                 sources.push(ops::spectrum::source());
-                prepare(cuda, &sources)
+                let (kernels, libraries) = rayon::join(|| prepare(cuda, &sources), || open_libraries(cuda));
+                kernels.and(libraries)
             }
             _ => Ok(()),
         }

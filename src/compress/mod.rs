@@ -5,7 +5,7 @@
 //! one tensor. [`batch`] does all of it for many tensors at once on a device, cut into what fits by [`schedule`];
 //! [`fit`] says beforehand whether that goes. The pipeline: [`plan`] and [`recipe`] say what is wanted, [`calibration`]
 //! and [`self_written`] which text, [`streams`] and [`gram`] what the layers see of it ([`device_calibration`] on a
-//! device), [`target`] what they should give; [`pipeline`] goes block by block, [`tune`] brings a
+//! device), [`target`] what they should give and [`output_weights`] how much each output counts; [`pipeline`] goes block by block, [`tune`] brings a
 //! packed block closer to the original by gradients; [`journal`] keeps what is finished,
 //! [`output`] writes the folder with its [`packing`] report, [`verify`] checks one.
 
@@ -30,6 +30,7 @@ pub mod latents;
 pub mod metric;
 pub mod observer;
 pub mod output;
+pub mod output_weights;
 pub mod packing;
 pub mod pipeline;
 pub mod plan;

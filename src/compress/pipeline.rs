@@ -1,13 +1,14 @@
 use std::path::PathBuf;
 
 use super::block::{BlockEncoder, Job};
-use super::calibration::{Calibration, CalibrationParams, CalibrationRecord, Draft, Source};
+use super::calibration::{Calibration, CalibrationParams, CalibrationRecord, Draft, Read, Source};
 use super::encoder::Encoder;
 use super::error::PackError;
 use super::fit::check_fits;
 use super::journal::{Identity, Journal, Phase, difference};
 use super::observer::{Event, Observer, Stage};
 use super::output;
+use super::output_weights::OutputWeights;
 use super::packing::Packing;
 use super::plan::{Assignment, Plan};
 use super::recipe::Recipe;
@@ -47,9 +48,20 @@ pub fn pack(
     let assignments = params.plan.resolve(config.layers)?;
     let tokenizer = checkpoint.tokenizer()?;
     let (texts, calibration, recipe) = (params.texts, params.calibration, &params.recipe);
-    let (draft, (checked, model)) = rayon::join(
-        || draft(checkpoint, &tokenizer, texts, calibration, recipe),
-        || rayon::join(|| output::check_numbers(checkpoint, &assignments), || checkpoint.fingerprint()),
+    // What neither reads nor writes anything of the user's: the kernels are loaded meanwhile.
+    let ((draft, prepared), (checked, (model, decoder))) = rayon::join(
+        || {
+            rayon::join(
+                || draft(checkpoint, &tokenizer, texts, calibration, recipe),
+                || params.encoder.prepare(),
+            )
+        },
+        || {
+            rayon::join(
+                || output::check_numbers(checkpoint, &assignments),
+                || rayon::join(|| checkpoint.fingerprint(), || Decoder::load(checkpoint)),
+            )
+        },
     );
     checked?;
     let draft = draft?;
@@ -60,7 +72,7 @@ pub fn pack(
         None if params.recipe.calibrates() => return Err(PackError::NoText(params.recipe.name.to_string())),
         None => {}
     }
-    let tuner = params.recipe.tunes().then(|| Tuner::new(params.encoder.device())).transpose()?;
+    let tuner = params.recipe.needs_gradients().then(|| Tuner::new(params.encoder.device())).transpose()?;
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").into(),
         model,
@@ -80,14 +92,15 @@ pub fn pack(
             _ => Err(PackError::OutputExists(output)),
         };
     }
-    params.encoder.prepare()?;
+    prepared?;
     let mut run = Run {
-        decoder: Decoder::load(checkpoint)?,
+        decoder: decoder?,
         identity: &identity,
         encoder: params.encoder,
         assignments,
         journal,
         tuner,
+        weights: None,
         observer,
     };
     let calibration = draft.map(|draft| run.written(draft, &tokenizer)).transpose()?;
@@ -141,7 +154,8 @@ fn draft(
     if positions > config.max_positions {
         return Err(TextError::Window { positions, most: config.max_positions }.into());
     }
-    let mut draft = Draft::prepare(sources, tokenizer, bos, params, recipe.tokens())?;
+    let read = if recipe.distill.passes > 0 { Read::Whole } else { Read::AsNeeded };
+    let mut draft = Draft::prepare(sources, tokenizer, bos, params, recipe.tokens(), read)?;
     if recipe.distill.passes > 0 {
         draft.take_more(recipe.more);
     }
@@ -171,6 +185,8 @@ pub(super) struct Run<'a> {
     pub assignments: Vec<[Assignment; 7]>,
     pub journal: Journal,
     pub tuner: Option<Tuner>,
+    /// What outputs count, where the recipe does not take them all alike.
+    weights: Option<OutputWeights>,
     pub observer: &'a dyn Observer,
 }
 
@@ -212,6 +228,7 @@ impl Run<'_> {
         // Where nothing is left to encode, nothing needs to go through the model.
         let mut stream = calibration.filter(|_| last.is_some()).map(open).transpose()?;
         self.observer.event(Event::Begin { layers });
+        self.weigh_outputs(stream.as_ref())?;
         let mut scheduler = None;
         for layer in 0..layers {
             let before = match stream.as_mut() {
@@ -232,6 +249,18 @@ impl Run<'_> {
         // What encoding held on the device makes room.
         drop(scheduler);
         stream.map_or(Ok(()), |stream| self.distill(layers, stream))
+    }
+
+    /// While all of the model is as it was; from the same text the same again in a run that is taken up.
+    fn weigh_outputs(&mut self, stream: Option<&Stream<'_>>) -> Result<(), PackError> {
+        let share = self.identity.recipe.output_weights;
+        let (Some(stream), Some(tuner)) = (stream, &mut self.tuner) else { return Ok(()) };
+        if share > 0.0 {
+            self.observer.event(Event::Stage { layer: 0, stage: Stage::Calibrate });
+            let weights = OutputWeights::measure(tuner, &self.decoder, stream.calibration(), share)?;
+            self.weights = Some(weights);
+        }
+        Ok(())
     }
 
     /// Layers that are encoded together, and then take the place of the dense ones.
@@ -277,6 +306,7 @@ impl Run<'_> {
             layer,
             decoder: &self.decoder,
             recipe: &self.identity.recipe,
+            weights: self.weights.as_ref(),
             journal: &self.journal,
             observer: self.observer,
         };

@@ -18,6 +18,10 @@ pub struct Recipe {
     /// What the layers of a block are calibrated through.
     #[serde(default)]
     pub order: BlockOrder,
+    /// How far outputs count by what the original's gradients say of them, see
+    /// [`output_weights`](super::output_weights): 0 takes all alike, 1 is the diagonal of its Fisher information.
+    #[serde(default)]
+    pub output_weights: f64,
     pub params: Params,
     /// The weights of each block brought closer to what the original gives before they are packed, in the place of a
     /// two-stream target.
@@ -104,6 +108,7 @@ impl Recipe {
             damping: 0.03,
             blend: 0.0,
             order: BlockOrder::Whole,
+            output_weights: 0.0,
             params: Params::nvg(),
             mitigate: Tuning { passes: 0, ..Tuning::mitigation() },
             reconstruct: Tuning { passes: 0, ..Tuning::reconstruction() },
@@ -117,7 +122,7 @@ impl Recipe {
     }
 
     pub fn fast() -> Self {
-        Self { name: RecipeName::Fast, ..Self::nvg2() }
+        Self { name: RecipeName::Fast, output_weights: 0.5, ..Self::nvg2() }
     }
 
     pub fn best() -> Self {
@@ -160,14 +165,19 @@ impl Recipe {
         self.blend != 0.0 || self.tunes()
     }
 
-    /// Whether gradients come in.
+    /// Whether gradients tune anything.
     pub fn tunes(&self) -> bool {
         [self.mitigate, self.reconstruct, self.distill].iter().any(|tuning| tuning.passes > 0)
     }
 
+    /// Whether gradients come in.
+    pub fn needs_gradients(&self) -> bool {
+        self.tunes() || self.output_weights > 0.0
+    }
+
     /// Whether anything of it looks at calibration text.
     pub fn calibrates(&self) -> bool {
-        self.needs_text() || self.two_streams()
+        self.needs_text() || self.two_streams() || self.needs_gradients()
     }
 
     /// The calibration tokens where none are asked for.
@@ -207,9 +217,10 @@ impl Recipe {
         let recipe: Self = serde_json::from_value(whole).map_err(|e| error(e.to_string()))?;
         let phases = [recipe.mitigate, recipe.reconstruct, recipe.distill];
         let rates = phases.into_iter().flat_map(|Tuning { scales, signs, dense, .. }| [scales, signs, dense]);
-        let ranges = [(recipe.damping, 1e3), (recipe.blend, 1.0), (recipe.more, 1e3)]
-            .into_iter()
-            .chain(rates.map(|rate| (rate, 1.0)));
+        let ranges =
+            [(recipe.damping, 1e3), (recipe.blend, 1.0), (recipe.output_weights, 1.0), (recipe.more, 1e3)]
+                .into_iter()
+                .chain(rates.map(|rate| (rate, 1.0)));
         match ranges.into_iter().find(|(v, most)| !(0.0..=*most).contains(v)) {
             Some((_, most)) => Err(error(format!("give a number from 0 to {most}"))),
             None => Ok(recipe),

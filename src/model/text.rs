@@ -95,10 +95,38 @@ pub struct Windows {
     pub text_tokens: usize,
 }
 
+/// Bytes of text that usually make more than a token.
+const BYTES_A_TOKEN: usize = 6;
+
+/// Tokens before the place where a text was cut that may be others than those of the whole.
+const CUT_OFF: usize = 256;
+
 impl Windows {
     /// Tokenises once, without special tokens, and cuts. `bos` is the start token of a model that asks for one.
     pub fn cut(text: &Text, tokenizer: &Tokenizer, len: usize, bos: Option<u32>) -> Result<Self, TextError> {
         Ok(Self::of(&tokenizer.encode(&text.content)?, len, bos))
+    }
+
+    /// The same of at least `tokens` tokens from the start of the text, where it has as many: no more of it is tokenised
+    /// than that takes.
+    pub fn cut_some(
+        text: &Text,
+        tokenizer: &Tokenizer,
+        len: usize,
+        bos: Option<u32>,
+        tokens: usize,
+    ) -> Result<Self, TextError> {
+        let (content, mut bytes) =
+            (&text.content, tokens.saturating_add(CUT_OFF).saturating_mul(BYTES_A_TOKEN));
+        while bytes < content.len() {
+            let part = &content[..content.floor_char_boundary(bytes)];
+            let ids = tokenizer.encode(part)?;
+            if ids.len() >= tokens + CUT_OFF {
+                return Ok(Self::of(&ids[..ids.len() - CUT_OFF], len, bos));
+            }
+            bytes = bytes.saturating_mul(2);
+        }
+        Self::cut(text, tokenizer, len, bos)
     }
 
     /// Cuts a text of these tokens.
@@ -144,6 +172,21 @@ pub fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn some_of_a_text_is_its_start_token_for_token() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny");
+        let tokenizer = crate::model::Checkpoint::open(&folder).unwrap().tokenizer().unwrap();
+        let text = Text::read(&[folder.join("calibration.txt")]).unwrap();
+        let whole = Windows::cut(&text, &tokenizer, 64, Some(0)).unwrap();
+        for tokens in [1, 100, 1000, 5003] {
+            let some = Windows::cut_some(&text, &tokenizer, 64, Some(0), tokens).unwrap();
+            assert!(some.text_tokens >= tokens && some.text_tokens < whole.text_tokens, "{tokens}");
+            assert_eq!(some.tokens(), &whole.tokens()[..some.tokens().len()]);
+        }
+        let all = Windows::cut_some(&text, &tokenizer, 64, Some(0), usize::MAX).unwrap();
+        assert_eq!(all.tokens(), whole.tokens());
+    }
 
     #[test]
     fn bad_texts_name_the_file_and_the_place() {

@@ -57,7 +57,9 @@ pub mod cholesky;
 pub mod coarse;
 pub mod column_search;
 pub mod column_search_batch;
+pub mod column_squares;
 pub mod conjugate;
+pub mod cross_entropy;
 pub mod dense_matvec;
 pub mod divergence;
 pub mod dots;
@@ -72,7 +74,7 @@ pub mod gather;
 pub mod gauge_rows;
 pub mod geglu;
 pub mod gemm;
-pub(crate) mod gemm_library;
+pub mod gemm_library;
 pub mod log_softmax;
 pub mod matmul;
 pub mod matvec;
@@ -147,6 +149,8 @@ pub fn tuning_programs() -> Vec<&'static crate::device::arena::Program> {
     let attention = plain.into_iter().flatten().chain(tensor.into_iter().flatten());
     let others = [
         &adam::ADAM,
+        &column_squares::COLUMN_SQUARES,
+        &cross_entropy::CROSS_ENTROPY,
         &divergence::DIVERGENCE,
         &factor_gradient::FACTOR_GRADIENT,
         &gated_backward::GATED_KEPT,

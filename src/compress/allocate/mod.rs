@@ -6,7 +6,7 @@
 mod response;
 mod spend;
 
-use super::calibration::{Calibration, CalibrationParams, Draft, Source};
+use super::calibration::{Calibration, CalibrationParams, Draft, Read, Source};
 use super::encoder::Encoder;
 use super::error::PackError;
 use super::observer::{Event, Observer, Stage};
@@ -100,7 +100,7 @@ fn calibration(
     let tokenizer = checkpoint.tokenizer()?;
     let (window, bos) = (params.window, checkpoint.config().start_token());
     let cut = CalibrationParams { window, fit_tokens: None, heldout_tokens: None };
-    let draft = Draft::prepare(params.texts.clone(), &tokenizer, bos, cut, TOKENS)?;
+    let draft = Draft::prepare(params.texts.clone(), &tokenizer, bos, cut, TOKENS, Read::AsNeeded)?;
     let Some(own) = draft.record().self_written else { return Ok(draft.finish(&[])) };
     let tokens = own.fit_tokens + own.heldout_tokens;
     observer.event(Event::BeginText { tokens });

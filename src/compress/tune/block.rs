@@ -10,6 +10,7 @@ use crate::model::{Block, Config, Gate, LinearName, Site};
 use crate::ops::adam::Adam;
 use crate::ops::attention::{Heads, Mask};
 use crate::ops::attention_backward::{AttentionGradient, KeptAttention, attention_backward, attention_kept};
+use crate::ops::column_squares::{ColumnSquares, column_squares};
 use crate::ops::gated::Activation;
 use crate::ops::gated_backward::{KeptGate, gated_backward, gated_kept};
 use crate::ops::gemm::{Gemm, gemm};
@@ -36,6 +37,8 @@ pub struct TunedBlock {
     /// Norms of what attention and the gated unit give.
     branch_norms: Option<[usize; 2]>,
     linears: [TunedLinear; 7],
+    /// Where the squares of the gradients of what each layer gives are added up, where they are.
+    squares: Option<[usize; 7]>,
     /// Rotations of the positions of a window, and the way back.
     turns: View,
     returns: View,
@@ -100,10 +103,20 @@ impl TunedBlock {
             head_norms,
             branch_norms,
             linears,
+            squares: None,
             turns,
             returns,
             flow,
         })
+    }
+
+    /// Room for the squares that [`backward`](Self::backward) adds up from then on; they begin as what is there.
+    pub(super) fn add_squares(&mut self, room: &mut Room, config: &Config) {
+        self.squares = Some(LinearName::ALL.map(|name| room.kept.vector(name.shape(config)[0])));
+    }
+
+    pub(super) fn squares(&self) -> Option<[usize; 7]> {
+        self.squares
     }
 
     /// Writes a block of the forms that it was placed for, and returns what is to be trained, at its first rates.
@@ -204,6 +217,7 @@ impl TunedBlock {
         slopes(arena, &[(LinearName::O, dy, flow.mixed)]);
         let read_first = Site::Attention.linears();
         if input == InputGradient::Unwanted
+            && self.squares.is_none()
             && read_first.iter().all(|name| self.linear(*name).slope.is_none())
         {
             return;
@@ -313,8 +327,15 @@ impl TunedBlock {
         }
     }
 
-    /// `∂L/∂W = dYᵀ·X` for layers, their dY and their X.
+    /// `∂L/∂W = dYᵀ·X` for layers, their dY and their X; and the squares of dY, where they are added up.
     fn slopes(&self, arena: &mut Arena, items: &[(LinearName, View, View)], sum: Sum, precision: Precision) {
+        if let Some(squares) = self.squares {
+            let square = |(name, x, _): &(LinearName, View, View)| ColumnSquares {
+                x: *x,
+                out: squares[*name as usize],
+            };
+            column_squares(arena, &items.iter().map(square).collect::<Vec<_>>());
+        }
         let beta = if sum == Sum::Continue { 1.0 } else { 0.0 };
         let items: Vec<Gemm> = (items.iter())
             .filter_map(|(name, dy, x)| Some(Gemm::new(*dy, *x, self.linear(*name).slope?)))

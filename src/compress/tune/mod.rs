@@ -16,6 +16,7 @@ mod packed;
 mod plan;
 mod reconstruct;
 pub mod room;
+mod sensitivity;
 mod windows;
 
 use crate::device::DeviceError;
@@ -28,6 +29,7 @@ pub use linear::Form;
 pub use optimiser::{LATENT, Rates};
 pub use plan::{Extent, working_set};
 pub use reconstruct::{Change, Reconstruction, TuneReport, Tuner, Verdict};
+pub use sensitivity::Sensitivities;
 pub use windows::Windows;
 
 /// How a block is tuned.

@@ -4,9 +4,11 @@ use super::flow::Flow;
 use super::linear::Form;
 use super::optimiser::{Optimiser, Rates};
 use super::room::Room;
+use crate::device::DeviceError;
 use crate::device::arena::{Arena, Precision, View};
 use crate::model::{Config, Decoder, Linear};
 use crate::ops::adam::Adam;
+use crate::ops::cross_entropy::{CrossEntropy, cross_entropy};
 use crate::ops::divergence::{Divergence, divergence};
 use crate::ops::gemm::{Gemm, gemm};
 use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
@@ -64,6 +66,34 @@ pub(super) enum Keep {
     Streams,
 }
 
+/// What is placed with everything kept for the way back, where that has room; else with as many windows through a block at
+/// once as have it.
+///
+/// # Errors
+/// The figure, where not even one window at a time fits.
+pub(super) fn in_room<T>(
+    room: usize,
+    what: &str,
+    (positions, batch): (usize, usize),
+    place: impl Fn(Batches) -> Result<(T, usize), TuneError>,
+) -> Result<(T, usize), TuneError> {
+    let (mut at_once, mut keep) = (batch, Keep::Blocks);
+    loop {
+        let (placed, len) = place(Batches { positions, batch, at_once, keep })?;
+        if len <= room {
+            return Ok((placed, len));
+        }
+        match keep {
+            Keep::Blocks => keep = Keep::Streams,
+            Keep::Streams if at_once > 1 => at_once = at_once.div_ceil(2),
+            Keep::Streams => {
+                let what = format!("{what} in steps of {batch} windows of {positions} positions");
+                return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
+            }
+        }
+    }
+}
+
 impl TunedModel {
     pub fn place(
         room: &mut Room,
@@ -115,6 +145,11 @@ impl TunedModel {
         (self.blocks.iter().enumerate())
             .map(|(layer, block)| block.load(arena, decoder.block(layer)))
             .collect()
+    }
+
+    /// Lets all blocks add up the squares of their layers' gradients.
+    pub fn add_squares(&mut self, room: &mut Room, config: &Config) {
+        self.blocks.iter_mut().for_each(|block| block.add_squares(room, config));
     }
 
     pub fn blocks(&self) -> &[TunedBlock] {
@@ -178,6 +213,31 @@ impl TunedModel {
         }
     }
 
+    /// The gradient with respect to the last stream of the sum of `−log p(token)` over rows; `tokens` is where they stand,
+    /// `out` where the terms go.
+    pub fn surprise(
+        &self,
+        arena: &mut Arena,
+        rows: usize,
+        (tokens, out): (usize, usize),
+        precision: Precision,
+    ) {
+        let last = self.streams[self.blocks.len()];
+        let Logits { normed: [normed, _], logits: [logits, _] } = self.logits;
+        for at in (0..rows).step_by(normed.rows) {
+            let count = normed.rows.min(rows - at);
+            let (x, y, logits) = (part(last, at, count), part(normed, 0, count), part(logits, 0, count));
+            rms_norm_batch(arena, self.rms_eps, &[RmsNorm { x, weight: self.norm, y }]);
+            gemm(arena, &[Gemm::new(y, self.head, logits).b_transposed().precision(precision)]);
+            let item = CrossEntropy { logits, tokens: tokens + at, out: out + at, factor: 1.0 };
+            cross_entropy(arena, &[item]);
+            gemm(arena, &[Gemm::new(logits, self.head, y).precision(precision)]);
+            let (dx, result) = (part(self.slope, at, count), Added::Replace);
+            let item = RmsNormGradient { x, weight: self.norm, dy: y, dx, result };
+            rms_norm_backward(arena, self.rms_eps, &[item]);
+        }
+    }
+
     /// From the gradient with respect to the last stream back through all blocks; each takes its step as soon as its
     /// gradients are there, since no block before it needs its parameters again.
     pub fn backward(
@@ -187,8 +247,10 @@ impl TunedModel {
         precision: Precision,
         optimisers: &mut [Optimiser],
     ) {
-        // Blocks before the first that is trained need no gradient.
-        let first = optimisers.iter().position(|one| !one.is_empty()).unwrap_or(self.blocks.len());
+        // Blocks before the first that is trained or measured need no gradient.
+        let needed =
+            |layer: &usize| !optimisers[*layer].is_empty() || self.blocks[*layer].squares().is_some();
+        let first = (0..self.blocks.len()).find(needed).unwrap_or(self.blocks.len());
         for layer in (first..self.blocks.len()).rev() {
             let block = &self.blocks[layer];
             let input = if layer > first { InputGradient::Wanted } else { InputGradient::Unwanted };
