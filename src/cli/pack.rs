@@ -138,14 +138,19 @@ fn check_room(
 }
 
 fn recipe(args: &Args) -> Result<Recipe> {
-    let mut recipe = Recipe::of(match args.recipe {
+    let recipe = Recipe::of(match args.recipe {
         RecipeArg::Nvg => RecipeName::Nvg,
         RecipeArg::Nvg2 => RecipeName::Nvg2,
         RecipeArg::Fast => RecipeName::Fast,
         RecipeArg::Best => RecipeName::Best,
         RecipeArg::DualSvid => RecipeName::DualSvid,
     });
-    for set in &args.set {
+    with_knobs(recipe, &args.set)
+}
+
+/// A recipe with knobs as `--set` gives them.
+pub fn with_knobs(mut recipe: Recipe, sets: &[String]) -> Result<Recipe> {
+    for set in sets {
         let Some((key, value)) = set.split_once('=') else {
             return Err(miette::miette!("--set {set}: give KNOB=VALUE, as in --set blend=0.3"));
         };

@@ -10,7 +10,7 @@ use lapidary::arrow::{
 };
 use lapidary::ops::splitmix::SplitMix64;
 
-use super::{RESIDUAL, card, common, factored, numbers, shape};
+use super::{RESIDUAL, alone, card, common, factored, numbers, shape, shared};
 
 /// Ragged rows, Σ d_i = 32, and a border of 12·r, in every combination of cross block and border.
 fn ragged(basis: Option<usize>, border: Border) -> System {

@@ -20,6 +20,7 @@ use lapidary::model::{Checkpoint, Decoder};
 
 use super::sweep as sweep_of;
 use crate::cli::device::DeviceArgs;
+use crate::cli::pack::with_knobs;
 use crate::cli::print;
 use crate::cli::profile::Profile;
 
@@ -47,6 +48,12 @@ pub struct Args {
     /// them when a test text or --reference is given)
     #[arg(long, value_name = "N", requires = "model")]
     blocks: Option<usize>,
+    /// Bits a weight of the comparison
+    #[arg(long, value_name = "BITS", default_value_t = 1.0)]
+    bits: f64,
+    /// Set a knob of the comparison's recipe (`damping=0.031`): how far two models apart are that are fitted equally well
+    #[arg(long, value_name = "KNOB=VALUE")]
+    set: Vec<String>,
     /// Keep the reference's results in FOLDER.partial, and take from there what it holds already
     #[arg(long, value_name = "FOLDER", requires = "model")]
     reference: Option<PathBuf>,
@@ -156,8 +163,8 @@ fn compare_model(
     let params = CompareParams {
         text: read(text)?,
         calibration: calibration(),
-        recipe: Recipe::nvg(),
-        bits: 1.0,
+        recipe: with_knobs(Recipe::nvg(), &args.set)?,
+        bits: args.bits,
         blocks,
         kept: args.reference.clone(),
     };
