@@ -378,6 +378,22 @@ mod tests {
     }
 
     #[test]
+    fn rows_times_powers_of_two_are_exact_and_what_overflows_is_named() {
+        let exponents = (0..9).map(|i| i % 5 - 2);
+        for paths in [1, 2] {
+            let (payload, times) = (small(paths), small(paths).with_rows_times(exponents.clone()).unwrap());
+            let (before, after) = (payload.dequantise(), times.dequantise());
+            for (k, (before, after)) in before.iter().zip(after).enumerate() {
+                assert_eq!(after, before * 2f64.powi((k / 16) as i32 % 5 - 2));
+            }
+            let back = times.with_rows_times(exponents.clone().map(|e| -e)).unwrap();
+            assert_eq!(back.bytes().as_slice(), payload.bytes().as_slice());
+        }
+        let error = small(2).with_rows_times((0..9).map(|i| if i == 4 { 40 } else { 0 })).unwrap_err();
+        assert!(matches!(error, PayloadError::Scale { path: 0, vector: 'h', index: 4, .. }), "{error}");
+    }
+
+    #[test]
     fn damaged_bytes_are_refused_with_the_reason() {
         let good = small(2).bytes().as_slice().to_vec();
         let edit = |at: usize, value: u8| {

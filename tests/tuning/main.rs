@@ -7,6 +7,7 @@ mod gradients;
 mod plain;
 #[path = "../common/tiny.rs"]
 mod tiny;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::path::Path;
