@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use faer::{Mat, MatRef};
+use lapidary::atoms::file::{Activations, read_activations, read_dictionary};
 use lapidary::atoms::zoo::Case;
 use lapidary::explain::sweep::{Record, State};
+use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
 const LAPIDARY: &str = env!("CARGO_BIN_EXE_lapidary");
@@ -148,6 +151,53 @@ fn shards_are_one_file() {
     }
     let circles = one.iter().filter(|record| record.cell.shapes == "circle" && record.cell.atoms == 2);
     circles.for_each(|record| assert!(explained(record) > 0.5, "{record:?}"));
+}
+
+#[test]
+fn dictionaries_that_are_kept_explain_what_the_table_says() {
+    let races = RACES.replace(", \"missing.safetensors\"", "").replace("[0, 1]", "[0]");
+    let wide = wide("[\"two.safetensors\"]");
+    for battery in [&races, &wide] {
+        let folder = folder(&format!("{battery}dictionaries = true\n"));
+        assert!(sweep(folder.path(), "out", &[]).status().unwrap().success());
+        for (number, record) in records(folder.path(), "out").iter().enumerate() {
+            let file = folder.path().join(format!("out/dictionaries/{number:06}.safetensors"));
+            let rows = folder.path().join(&record.cell.rows);
+            let Activations { x, width, .. } = read_activations(&rows, None).unwrap();
+            let held_out = if *battery == wide { 0.25 } else { 0.2 };
+            let split = x.len() / width - (held_out * (x.len() / width) as f64) as usize;
+            let rest = &x[split * width..];
+            if *battery == races {
+                let measured = read_dictionary(&file).unwrap().measure(rest, width).unwrap();
+                assert!((measured.explained - explained(record)).abs() < 1e-12, "{record:?}");
+                continue;
+            }
+            // A linear map through all that it holds explains no less.
+            let bytes = std::fs::read(&file).unwrap();
+            let (tensors, (_, head)) =
+                (SafeTensors::deserialize(&bytes).unwrap(), SafeTensors::read_metadata(&bytes).unwrap());
+            assert_eq!(head.metadata().as_ref().unwrap()["shape"], record.cell.shapes);
+            let read = |name: &str| -> Vec<f64> {
+                let data = tensors.tensor(name).unwrap().data().as_chunks::<4>().0.iter();
+                data.map(|b| f64::from(f32::from_le_bytes(*b))).collect()
+            };
+            let a_circle = if record.cell.shapes == "circle" { 2 } else { 1 };
+            assert_eq!(tensors.tensor("decoder").unwrap().shape(), [record.cell.atoms * a_circle, width]);
+            assert_eq!(read("activity").len(), record.cell.atoms);
+            let (both, mean) = ([read("decoder"), read("bulk")].concat(), read("mean"));
+            let basis = MatRef::from_row_major_slice(&both, both.len() / width, width);
+            let svd = basis.thin_svd().unwrap();
+            let rank = svd.S().column_vector().iter().filter(|s| **s > 1e-4 * svd.S()[0]).count();
+            let axes = svd.V().subcols(0, rank);
+            let centred = Mat::from_fn(rest.len() / width, width, |i, j| rest[i * width + j] - mean[j]);
+            let left = &centred - &centred * axes * axes.transpose();
+            let heldout_mean: Vec<f64> =
+                (0..width).map(|j| centred.col(j).sum() / centred.nrows() as f64).collect();
+            let spread = Mat::from_fn(centred.nrows(), width, |i, j| centred[(i, j)] - heldout_mean[j]);
+            let most = 1.0 - left.squared_norm_l2() / spread.squared_norm_l2();
+            assert!(most > explained(record) - 1e-3 && explained(record) > 0.2, "{most}: {record:?}");
+        }
+    }
 }
 
 #[test]

@@ -16,12 +16,14 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use faer::MatRef;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 
 use super::model::{Atom, Centre, Code, Dictionary};
+use super::wide::WideDictionary;
 use super::{AtomsError, Certificate, Shape, Space};
 use crate::device::write_durably;
 
@@ -194,6 +196,37 @@ pub fn write_dictionary(
     let bytes: Vec<_> =
         tensors.into_iter().map(|(name, shape, x)| (name, Dtype::F64, shape, to_bytes(x))).collect();
     write(file, &bytes, Some(metadata))
+}
+
+/// Writes a wide dictionary in the coordinates of its rows, f32: `decoder` (atoms · rows an atom x width; a circle has the rows of its
+/// cosine and of its sine), `bulk` (directions x width), `mean` (width), `activity` (atoms); the metadata name its shape. The
+/// file is whole or not there.
+///
+/// # Errors
+/// The disk's.
+pub fn write_wide_dictionary(file: &Path, dictionary: &WideDictionary) -> Result<(), AtomsError> {
+    let WideDictionary { kind, width, rank, mean, axes, bulk, decoder, activity } = dictionary;
+    let axes = MatRef::from_row_major_slice(axes, *rank, *width);
+    let outside = |of: &[f32]| {
+        let rows = of.len() / rank.max(&1);
+        let product = MatRef::from_row_major_slice(of, rows, *rank) * axes;
+        let numbers = (0..rows * width).map(|k| product[(k / width, k % width)]).collect::<Vec<f32>>();
+        (vec![rows, *width], numbers)
+    };
+    let flat = |of: &[f32]| (vec![of.len()], of.to_vec());
+    let tensors = [
+        ("decoder", outside(decoder)),
+        ("bulk", outside(bulk)),
+        ("mean", flat(mean)),
+        ("activity", flat(activity)),
+    ];
+    let bytes: Vec<Tensor> = tensors
+        .into_iter()
+        .map(|(name, (shape, x))| {
+            (name.to_owned(), Dtype::F32, shape, x.iter().flat_map(|v| v.to_le_bytes()).collect())
+        })
+        .collect();
+    write(file, &bytes, Some(HashMap::from([("shape".to_owned(), kind.name().to_owned())])))
 }
 
 type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);

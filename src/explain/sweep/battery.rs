@@ -88,6 +88,9 @@ pub struct Fits {
     pub rank: Option<usize>,
     pub rounds: Option<usize>,
     pub stages: Option<usize>,
+    /// Whether dictionaries are kept, not only what they are worth
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dictionaries: bool,
 }
 
 fn tokens() -> usize {

@@ -51,7 +51,8 @@ impl State {
     }
 }
 
-/// The folder of a battery: `battery.json`, and `fits/NUMBER.json` for each that is done. A file is whole or not there.
+/// The folder of a battery: `battery.json`, and `fits/NUMBER.json` for each that is done; where dictionaries are kept, before it
+/// `dictionaries/NUMBER.safetensors`. A file is whole or not there.
 pub struct Journal {
     folder: PathBuf,
 }
@@ -97,6 +98,18 @@ impl Journal {
 
     fn file(&self, number: usize) -> PathBuf {
         self.folder.join("fits").join(format!("{number:06}.json"))
+    }
+
+    /// Where the dictionary of a fit goes.
+    ///
+    /// # Errors
+    /// A folder that cannot be made.
+    pub fn dictionary(&self, number: usize) -> Result<PathBuf, SweepError> {
+        let folder = self.folder.join("dictionaries");
+        match std::fs::create_dir_all(&folder) {
+            Ok(()) => Ok(folder.join(format!("{number:06}.safetensors"))),
+            Err(e) => Err(SweepError::File { file: folder, what: format!("cannot be made: {e}") }),
+        }
     }
 
     /// The fit of a number, where it is done.

@@ -8,8 +8,9 @@ use super::journal::Begin;
 use super::rows::{Loaded, Reader};
 use super::{Cell, Journal, Record, State, SweepError, SweepFile};
 use crate::arrow::sweep;
-use crate::atoms::wide::{Job, Kind, Source, WideFit, fit_battery};
-use crate::atoms::{AtomsError, FitParams, fit};
+use crate::atoms::file::{write_dictionary, write_wide_dictionary};
+use crate::atoms::wide::{Job, Kind, Source, WideDictionary, WideFit, fit_battery};
+use crate::atoms::{AtomsError, Fit, FitParams, fit};
 use crate::device::Device;
 
 /// How a battery runs.
@@ -56,14 +57,16 @@ pub fn run(
             None => reader.insert(Reader::open(battery)?),
         };
         let done = records.iter().flatten().count();
-        let kept = Kept { journal: &journal, told, all: cells.len(), done: Mutex::new((done, None)) };
+        let dictionaries = battery.fits.dictionaries;
+        let kept =
+            Kept { journal: &journal, dictionaries, told, all: cells.len(), done: Mutex::new((done, None)) };
         let found = match reader.load(source) {
             Ok(Loaded::Rows { x, width }) => races(battery, (&x, width), &cells, &missing, &kept),
             Ok(Loaded::Source(rows)) => wide(battery, &*rows, params, &cells, &missing, &kept),
             // Rows that cannot be read are the failure of their fits, not of the battery.
             Err(error) => {
                 let failed =
-                    |k: &usize| kept.keep(*k, &cells[*k], State::Failed { error: error.to_string() });
+                    |k: &usize| kept.keep(*k, &cells[*k], State::Failed { error: error.to_string() }, None);
                 missing.iter().map(failed).collect()
             }
         };
@@ -75,19 +78,40 @@ pub fn run(
     Ok(records.into_iter().flatten().collect())
 }
 
+/// A dictionary that a fit found.
+enum Found<'a> {
+    Race(&'a Fit),
+    Wide(&'a WideDictionary),
+}
+
+impl Found<'_> {
+    fn write(&self, file: &Path) -> Result<(), SweepError> {
+        Ok(match self {
+            Self::Race(fit) => write_dictionary(file, &fit.dictionary, &fit.certificate)?,
+            Self::Wide(dictionary) => write_wide_dictionary(file, dictionary)?,
+        })
+    }
+}
+
 /// Where finished fits go; the first that cannot be kept ends the run.
 struct Kept<'a> {
     journal: &'a Journal,
+    /// Whether dictionaries are kept too
+    dictionaries: bool,
     told: Progress<'a>,
     all: usize,
     done: Mutex<(usize, Option<SweepError>)>,
 }
 
 impl Kept<'_> {
-    fn keep(&self, number: usize, cell: &Cell, state: State) -> Record {
+    /// Keeps a fit, its dictionary first: what has a line in the table has that too.
+    fn keep(&self, number: usize, cell: &Cell, state: State, dictionary: Option<Found<'_>>) -> Record {
         let record = Record { cell: cell.clone(), state: state.checked() };
+        let dictionary = dictionary.filter(|_| self.dictionaries);
+        let written = dictionary.map_or(Ok(()), |found| found.write(&self.journal.dictionary(number)?));
+        let written = written.and_then(|()| self.journal.write(number, &record));
         let mut done = self.done.lock().unwrap_or_else(|e| e.into_inner());
-        if let Err(error) = self.journal.write(number, &record) {
+        if let Err(error) = written {
             done.1.get_or_insert(error);
         }
         done.0 += 1;
@@ -115,15 +139,16 @@ fn races(
     let lanes = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
     let one = |(): &mut (), k: &usize| -> Result<Record, std::convert::Infallible> {
         let cell = &cells[*k];
-        let state = race(battery, (x, width), cell)
-            .unwrap_or_else(|error| State::Failed { error: error.to_string() });
-        Ok(kept.keep(*k, cell, state))
+        Ok(match race(battery, (x, width), cell) {
+            Ok((state, fit)) => kept.keep(*k, cell, state, Some(Found::Race(&fit))),
+            Err(error) => kept.keep(*k, cell, State::Failed { error: error.to_string() }, None),
+        })
     };
     let swept = sweep(missing, lanes, |_| (), one);
     swept.results.into_iter().map(|Ok(record)| record).collect()
 }
 
-fn race(battery: &SweepFile, (x, width): (&[f64], usize), cell: &Cell) -> Result<State, AtomsError> {
+fn race(battery: &SweepFile, (x, width): (&[f64], usize), cell: &Cell) -> Result<(State, Fit), AtomsError> {
     let split = fit_rows(battery, x.len() / width.max(1)) * width;
     let params = FitParams {
         atoms: cell.atoms,
@@ -142,13 +167,14 @@ fn race(battery: &SweepFile, (x, width): (&[f64], usize), cell: &Cell) -> Result
             names.push(format!("{count} {}", shape.name()));
         }
     }
-    Ok(State::Fitted {
+    let state = State::Fitted {
         outcome: plain(&fitted.certificate.outcome),
         explained: measures.explained,
         l0: measures.l0,
         dead: if fitted.dictionary.atoms.is_empty() { 0.0 } else { 1.0 - measures.alive },
         found: names.join(", "),
-    })
+    };
+    Ok((state, fitted))
 }
 
 fn wide(
@@ -165,11 +191,11 @@ fn wide(
     let records = Mutex::new(Vec::new());
     fit_battery(params.device, &jobs, params.memory, &|at, result| {
         let number = missing[at];
-        let state = match result {
-            Ok(fit) => fitted(battery, fit),
-            Err(error) => State::Failed { error: error.to_string() },
+        let (state, dictionary) = match result {
+            Ok(fit) => (fitted(battery, fit), Some(Found::Wide(&fit.dictionary))),
+            Err(error) => (State::Failed { error: error.to_string() }, None),
         };
-        let record = kept.keep(number, &cells[number], state);
+        let record = kept.keep(number, &cells[number], state, dictionary);
         records.lock().unwrap_or_else(|e| e.into_inner()).push(record);
     });
     records.into_inner().unwrap_or_else(|e| e.into_inner())
