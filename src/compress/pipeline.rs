@@ -17,6 +17,7 @@ use super::self_written::write;
 use super::stream::Stream;
 use super::streams::SiteGrams;
 use super::tune::Tuner;
+use crate::device::Device;
 use crate::model::text::TextError;
 use crate::model::{Checkpoint, Decoder, Linear, LinearName, Site, Tokenizer};
 
@@ -72,7 +73,8 @@ pub fn pack(
         None if params.recipe.calibrates() => return Err(PackError::NoText(params.recipe.name.to_string())),
         None => {}
     }
-    let tuner = params.recipe.needs_gradients().then(|| Tuner::new(params.encoder.device())).transpose()?;
+    let on = gradients_on(&params.recipe, &params.encoder, observer);
+    let tuner = params.recipe.needs_gradients().then(|| Tuner::new(on)).transpose()?;
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").into(),
         model,
@@ -109,6 +111,19 @@ pub fn pack(
     let packing = output::write(checkpoint, &tokenizer, &identity, &run.journal, &output)?;
     run.journal.remove()?;
     Ok(packing)
+}
+
+/// Where gradients are found. The host's will do for what outputs count; tuning on it would take hours, so that is an error.
+fn gradients_on<'a>(recipe: &Recipe, encoder: &'a Encoder, observer: &dyn Observer) -> &'a Device {
+    let device = encoder.device();
+    if Tuner::takes(device).is_ok() || recipe.tunes() || !recipe.needs_gradients() {
+        return device;
+    }
+    observer.event(Event::Warning(&format!(
+        "what outputs count is found on the host, {} has no kernels for gradients; --set output_weights=0 leaves it out",
+        device.name()
+    )));
+    &Device::Host
 }
 
 /// What can be said before anything is done; returns the output's path without a trailing slash or `.`, so that the journal
@@ -258,6 +273,7 @@ impl Run<'_> {
         if share > 0.0 {
             self.observer.event(Event::Stage { layer: 0, stage: Stage::Calibrate });
             let weights = OutputWeights::measure(tuner, &self.decoder, stream.calibration(), share)?;
+            tuner.release();
             self.weights = Some(weights);
         }
         Ok(())

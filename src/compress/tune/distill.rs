@@ -2,12 +2,13 @@ use std::time::Instant;
 
 use super::best::Best;
 use super::linear::StoreError;
-use super::model::{TunedModel, in_room};
+use super::model::{Batches, Keep, TunedModel};
 use super::optimiser::Optimiser;
 use super::reconstruct::{Change, TuneReport, Tuner, Verdict, read_stored};
 use super::room::placed;
 use super::windows::shuffle;
 use super::{TuneError, TuneParams, Windows};
+use crate::device::DeviceError;
 use crate::device::arena::{Arena, Precision, View};
 use crate::model::{Decoder, Linear, LinearName, SplitMix64};
 use crate::ops::adam::Adam;
@@ -72,21 +73,40 @@ impl Tuner {
         Ok(Distillation { linears, report })
     }
 
+    /// The plan that keeps everything for the way back; else the one that takes most rows through a block at once.
+    ///
+    /// # Errors
+    /// The figure, where not even one window at a time fits.
     fn plan(
         &self,
         decoder: &Decoder,
         params: &TuneParams,
         (positions, windows): (usize, usize),
     ) -> Result<(Plan, usize), TuneError> {
+        let room = self.room()?;
         let batch = (params.batch / positions).clamp(1, windows);
-        in_room(self.room()?, "distilling the model", (positions, batch), |batches| {
-            placed(|room| {
+        let (mut at_once, mut keep) = (batch, Keep::Blocks);
+        loop {
+            let batches = Batches { positions, batch, at_once, keep };
+            let (plan, len) = placed(|room| {
                 let model = TunedModel::place(room, decoder, &params.rates, batches)?;
                 let errors = room.kept.matrix(windows, positions);
                 let best = Best::place(room, model.blocks().iter().flat_map(|block| block.trained()));
                 Ok(Plan { model, batch, errors, best })
-            })
-        })
+            })?;
+            if len <= room {
+                return Ok((plan, len));
+            }
+            match keep {
+                Keep::Blocks => keep = Keep::Streams,
+                Keep::Streams if at_once > 1 => at_once = at_once.div_ceil(2),
+                Keep::Streams => {
+                    let what =
+                        format!("distilling the model in steps of {batch} windows of {positions} positions");
+                    return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
+                }
+            }
+        }
     }
 }
 

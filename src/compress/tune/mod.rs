@@ -9,6 +9,7 @@ mod best;
 pub mod block;
 mod distill;
 pub mod flow;
+mod head;
 mod linear;
 mod model;
 mod optimiser;
@@ -96,7 +97,7 @@ pub enum TuneError {
     )]
     NoKernels { device: String },
     #[error(
-        "the heads have {head_dim} numbers, tuning takes at most {WIDEST_HEAD}: pack this model without tuning"
+        "the heads have {head_dim} numbers, gradients take at most {WIDEST_HEAD}: pack this model with --recipe nvg2, which needs none"
     )]
     HeadDim { head_dim: usize },
     #[error(

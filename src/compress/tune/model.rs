@@ -1,22 +1,14 @@
 use super::TuneError;
 use super::block::{InputGradient, Sum, TunedBlock};
 use super::flow::Flow;
+use super::head::{Head, Models, part};
 use super::linear::Form;
 use super::optimiser::{Optimiser, Rates};
 use super::room::Room;
-use crate::device::DeviceError;
 use crate::device::arena::{Arena, Precision, View};
-use crate::model::{Config, Decoder, Linear};
+use crate::model::{Config, Decoder};
 use crate::ops::adam::Adam;
-use crate::ops::cross_entropy::{CrossEntropy, cross_entropy};
-use crate::ops::divergence::{Divergence, divergence};
-use crate::ops::gemm::{Gemm, gemm};
-use crate::ops::rms_norm::{RmsNorm, rms_norm_batch};
-use crate::ops::rms_norm_backward::{Added, RmsNormGradient, rms_norm_backward};
 use crate::ops::scale::{Scale, scale};
-
-/// Rows whose logits are on the device at the same time.
-const LOGIT_ROWS: usize = 2048;
 
 /// A whole model in an arena. Where there is room, all that flows through its blocks is kept for the way back; else the
 /// residual stream between blocks is, and each block is computed again from what entered it (Chen et al. 2016): memory
@@ -32,20 +24,10 @@ pub(super) struct TunedModel {
     slope: View,
     /// Divergences of the rows of a batch.
     lines: usize,
-    norm: usize,
-    head: View,
-    logits: Logits,
-    rms_eps: f64,
+    head: Head,
     /// Rows that go through a block together.
     rows: usize,
     keep: Keep,
-}
-
-/// Room for a part of the rows: normed streams and logits, ours and the original's.
-#[derive(Clone, Copy, Debug)]
-struct Logits {
-    normed: [View; 2],
-    logits: [View; 2],
 }
 
 /// Windows of how many positions, in a batch and through a block together, and what is kept of them.
@@ -66,34 +48,6 @@ pub(super) enum Keep {
     Streams,
 }
 
-/// What is placed with everything kept for the way back, where that has room; else with as many windows through a block at
-/// once as have it.
-///
-/// # Errors
-/// The figure, where not even one window at a time fits.
-pub(super) fn in_room<T>(
-    room: usize,
-    what: &str,
-    (positions, batch): (usize, usize),
-    place: impl Fn(Batches) -> Result<(T, usize), TuneError>,
-) -> Result<(T, usize), TuneError> {
-    let (mut at_once, mut keep) = (batch, Keep::Blocks);
-    loop {
-        let (placed, len) = place(Batches { positions, batch, at_once, keep })?;
-        if len <= room {
-            return Ok((placed, len));
-        }
-        match keep {
-            Keep::Blocks => keep = Keep::Streams,
-            Keep::Streams if at_once > 1 => at_once = at_once.div_ceil(2),
-            Keep::Streams => {
-                let what = format!("{what} in steps of {batch} windows of {positions} positions");
-                return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
-            }
-        }
-    }
-}
-
 impl TunedModel {
     pub fn place(
         room: &mut Room,
@@ -102,7 +56,7 @@ impl TunedModel {
         batches: Batches,
     ) -> Result<Self, TuneError> {
         let config = decoder.config();
-        let Config { hidden, vocab, layers, rms_eps, .. } = *config;
+        let Config { hidden, layers, .. } = *config;
         let rows = batches.batch * batches.positions;
         let mut blocks = Vec::new();
         for layer in 0..layers {
@@ -116,21 +70,14 @@ impl TunedModel {
         if batches.keep == Keep::Streams {
             room.scratch.back_to(0);
         }
-        let some = LOGIT_ROWS.min(rows);
-        let logits = Logits {
-            normed: [(); 2].map(|()| room.scratch.matrix(some, hidden)),
-            logits: [(); 2].map(|()| room.scratch.matrix(some, vocab)),
-        };
+        let head = Head::place(room, config, rows, Models::Two);
         Ok(Self {
             blocks,
             streams: (0..=layers).map(|_| room.kept.matrix(rows, hidden)).collect(),
             teacher: room.kept.matrix(rows, hidden),
             slope: room.kept.matrix(rows, hidden),
             lines: room.kept.vector(rows),
-            norm: room.kept.vector(hidden),
-            head: room.kept.matrix(vocab, hidden),
-            logits,
-            rms_eps,
+            head,
             rows: batches.at_once * batches.positions,
             keep: batches.keep,
         })
@@ -138,18 +85,10 @@ impl TunedModel {
 
     /// Writes the model, and returns what is to be trained of each block.
     pub fn load(&self, arena: &mut Arena, decoder: &Decoder) -> Vec<Vec<Adam>> {
-        arena.write(self.norm, decoder.norm());
-        if let Linear::Dense(head) = decoder.head() {
-            arena.write(self.head.at, &head.to_f32());
-        }
+        self.head.load(arena, decoder);
         (self.blocks.iter().enumerate())
             .map(|(layer, block)| block.load(arena, decoder.block(layer)))
             .collect()
-    }
-
-    /// Lets all blocks add up the squares of their layers' gradients.
-    pub fn add_squares(&mut self, room: &mut Room, config: &Config) {
-        self.blocks.iter_mut().for_each(|block| block.add_squares(room, config));
     }
 
     pub fn blocks(&self) -> &[TunedBlock] {
@@ -191,51 +130,9 @@ impl TunedModel {
         (out, factor): (usize, Option<f32>),
         precision: Precision,
     ) {
-        let last = self.streams[self.blocks.len()];
-        let Logits { normed, logits } = self.logits;
-        for at in (0..rows).step_by(normed[0].rows) {
-            let count = normed[0].rows.min(rows - at);
-            let [normed, logits] = [normed, logits].map(|pair| pair.map(|of| part(of, 0, count)));
-            let [ours, theirs] = [last, self.teacher].map(|of| part(of, at, count));
-            let norm = |x, y| RmsNorm { x, weight: self.norm, y };
-            rms_norm_batch(arena, self.rms_eps, &[norm(ours, normed[0]), norm(theirs, normed[1])]);
-            let product = |k: usize| Gemm::new(normed[k], self.head, logits[k]).b_transposed();
-            gemm(arena, &[0, 1].map(|k| product(k).precision(precision)));
-            let slope = factor.unwrap_or(0.0);
-            let [logits, target] = logits;
-            divergence(arena, &[Divergence { logits, target, out: out + at, factor: slope }]);
-            if factor.is_some() {
-                gemm(arena, &[Gemm::new(logits, self.head, normed[0]).precision(precision)]);
-                let (dx, result) = (part(self.slope, at, count), Added::Replace);
-                let item = RmsNormGradient { x: ours, weight: self.norm, dy: normed[0], dx, result };
-                rms_norm_backward(arena, self.rms_eps, &[item]);
-            }
-        }
-    }
-
-    /// The gradient with respect to the last stream of the sum of `−log p(token)` over rows; `tokens` is where they stand,
-    /// `out` where the terms go.
-    pub fn surprise(
-        &self,
-        arena: &mut Arena,
-        rows: usize,
-        (tokens, out): (usize, usize),
-        precision: Precision,
-    ) {
-        let last = self.streams[self.blocks.len()];
-        let Logits { normed: [normed, _], logits: [logits, _] } = self.logits;
-        for at in (0..rows).step_by(normed.rows) {
-            let count = normed.rows.min(rows - at);
-            let (x, y, logits) = (part(last, at, count), part(normed, 0, count), part(logits, 0, count));
-            rms_norm_batch(arena, self.rms_eps, &[RmsNorm { x, weight: self.norm, y }]);
-            gemm(arena, &[Gemm::new(y, self.head, logits).b_transposed().precision(precision)]);
-            let item = CrossEntropy { logits, tokens: tokens + at, out: out + at, factor: 1.0 };
-            cross_entropy(arena, &[item]);
-            gemm(arena, &[Gemm::new(logits, self.head, y).precision(precision)]);
-            let (dx, result) = (part(self.slope, at, count), Added::Replace);
-            let item = RmsNormGradient { x, weight: self.norm, dy: y, dx, result };
-            rms_norm_backward(arena, self.rms_eps, &[item]);
-        }
+        let some = |of| part(of, 0, rows);
+        let streams = [self.streams[self.blocks.len()], self.teacher, self.slope].map(some);
+        self.head.diverge(arena, streams, (out, factor), precision);
     }
 
     /// From the gradient with respect to the last stream back through all blocks; each takes its step as soon as its
@@ -286,10 +183,6 @@ impl TunedModel {
     }
 }
 
-fn part(of: View, at: usize, rows: usize) -> View {
-    of.part((at, 0), (rows, of.cols))
-}
-
 fn copy(arena: &mut Arena, from: View, to: View) {
     scale(arena, &[Scale::new(from, to)]);
 }
@@ -305,7 +198,7 @@ mod tests {
     use crate::compress::round::round_to_payload;
     use crate::compress::tune::room::placed;
     use crate::device::Device;
-    use crate::model::{Checkpoint, LinearName, SplitMix64};
+    use crate::model::{Checkpoint, Linear, LinearName, SplitMix64};
 
     const RATES: Rates = Rates { scales: Some(1e-3), signs: None, dense: None };
     const BATCHES: [Batches; 2] = [

@@ -1,14 +1,20 @@
-use super::model::{TunedModel, in_room};
-use super::optimiser::{Optimiser, Rates};
+use super::TuneError;
+use super::block::{InputGradient, Sum, TunedBlock};
+use super::head::{Head, Models, part};
+use super::linear::Form;
+use super::optimiser::Rates;
 use super::reconstruct::Tuner;
-use super::room::placed;
-use super::{TuneError, unsupported};
-use crate::device::arena::Precision;
-use crate::model::{Decoder, LinearName};
+use super::room::{Room, placed};
+use crate::device::DeviceError;
+use crate::device::arena::{Arena, Precision, View};
+use crate::model::{Config, Decoder, LinearName};
 use crate::ops::cross_entropy::NO_TOKEN;
+use crate::ops::scale::{Scale, scale};
 
 /// Positions of a step.
 const BATCH: usize = 4096;
+
+const FROZEN: Rates = Rates { scales: None, signs: None, dense: None };
 
 /// What each layer of a model is worth by its outputs, in the order of blocks and of [`LinearName::ALL`]: for each output y
 /// the mean over positions of `(∂(−log p)/∂y)²`, p the probability of the token that came.
@@ -17,10 +23,10 @@ pub type Sensitivities = Vec<[Vec<f64>; 7]>;
 impl Tuner {
     /// Sensitivities of a dense model over windows of `positions` tokens, in f32. Where the model wrote the text itself
     /// this is the diagonal of its Fisher information for what the layers give: half of it is what a small change of an
-    /// output adds to the divergence (Amari 1998).
+    /// output adds to the divergence (Amari 1998). One block of the model is on the device at a time.
     ///
     /// # Errors
-    /// As those of [`Tuner::distill`]; gradients that are not finite.
+    /// What tuning lacks for the model; the figure, where not even one window has room; gradients that are not finite.
     ///
     /// # Panics
     /// Where the tokens are no whole windows of at least two positions.
@@ -31,50 +37,134 @@ impl Tuner {
         positions: usize,
     ) -> Result<Sensitivities, TuneError> {
         assert!(positions > 1 && !tokens.is_empty() && tokens.len().is_multiple_of(positions));
-        let config = decoder.config();
-        unsupported(config)?;
-        let (windows, frozen) = (tokens.len() / positions, Rates { scales: None, signs: None, dense: None });
-        let batch = (BATCH / positions).clamp(1, windows);
-        let plan = |batches| {
-            placed(|room| {
-                let mut model = TunedModel::place(room, decoder, &frozen, batches)?;
-                model.add_squares(room, config);
-                Ok((model, room.kept.vector(batch * positions)))
-            })
-        };
-        let ((model, next), len) = in_room(self.room()?, "gradients of the model", (positions, batch), plan)?;
+        let (plan, len, batch) = self.places(decoder, (tokens.len() / positions, positions))?;
         let arena = self.arena(len)?;
-        model.load(arena, decoder);
-        let sizes = LinearName::ALL.map(|name| name.shape(config)[0]);
-        for block in model.blocks() {
-            for (at, size) in block.squares().into_iter().flatten().zip(sizes) {
-                arena.write(at, &vec![0.0; size]);
-            }
-        }
-        let mut optimisers = vec![Optimiser::new(Vec::new(), 1); config.layers];
+        plan.head.load(arena, decoder);
+        let sizes = LinearName::ALL.map(|name| name.shape(decoder.config())[0]);
+        let mut found = vec![sizes.map(|size| vec![0.0; size]); plan.blocks.len()];
         for some in tokens.chunks(batch * positions) {
-            arena.write(model.input().at, &decoder.embed(some).expect("the windows were cut for this model"));
-            arena.write(next, &next_tokens(some, positions));
-            model.forward(arena, some.len(), Precision::F32);
-            model.surprise(arena, some.len(), (next, model.lines()), Precision::F32);
-            model.backward(arena, some.len(), Precision::F32, &mut optimisers);
-        }
-        let terms = (windows * (positions - 1)) as f64;
-        let mut found = Sensitivities::new();
-        for (layer, block) in model.blocks().iter().enumerate() {
-            let mut all = [const { Vec::new() }; 7];
-            for ((squares, at), size) in all.iter_mut().zip(block.squares().into_iter().flatten()).zip(sizes)
-            {
-                let sums = arena.read(at, size)?;
-                if let Some(position) = sums.iter().position(|sum| !sum.is_finite()) {
-                    let (what, value) = ("gradient", sums[position]);
-                    return Err(TuneError::NonFinite { what, layer, position, value });
+            let rows = some.len();
+            plan.forward(arena, decoder, some, positions);
+            for (layer, found) in found.iter_mut().enumerate().rev() {
+                plan.backward(arena, decoder, (layer, rows), sizes);
+                for (sums, at) in found.iter_mut().zip(plan.squares(layer)) {
+                    let squares = arena.read(at, sums.len())?;
+                    if let Some(position) = squares.iter().position(|square| !square.is_finite()) {
+                        let (what, value) = ("gradient", squares[position]);
+                        return Err(TuneError::NonFinite { what, layer, position, value });
+                    }
+                    sums.iter_mut().zip(squares).for_each(|(sum, square)| *sum += f64::from(square));
                 }
-                *squares = sums.iter().map(|sum| f64::from(*sum) / terms).collect();
             }
-            found.push(all);
         }
+        let terms = (tokens.len() / positions * (positions - 1)) as f64;
+        found.iter_mut().flatten().flatten().for_each(|sum| *sum /= terms);
         Ok(found)
+    }
+
+    /// The places for as many windows at once as have room, with the numbers they take and those windows.
+    fn places(
+        &self,
+        decoder: &Decoder,
+        (windows, positions): (usize, usize),
+    ) -> Result<(Places, usize, usize), TuneError> {
+        let (config, room) = (decoder.config(), self.room()?);
+        let mut batch = (BATCH / positions).clamp(1, windows);
+        loop {
+            let (places, len) = placed(|room| Places::new(room, config, (positions, batch)))?;
+            match () {
+                () if len <= room => return Ok((places, len, batch)),
+                () if batch > 1 => batch = batch.div_ceil(2),
+                () => {
+                    let what = format!("the gradients of the model's outputs over {positions} positions");
+                    return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
+                }
+            }
+        }
+    }
+}
+
+/// Where everything lies: streams between all blocks, and one block, in whose place the next goes.
+struct Places {
+    blocks: Vec<TunedBlock>,
+    head: Head,
+    /// What enters each block, and what leaves the last.
+    streams: Vec<View>,
+    /// The gradient with respect to a stream.
+    slope: View,
+    /// The token behind each position, and `−log p` of it.
+    next: usize,
+    terms: usize,
+}
+
+impl Places {
+    fn new(
+        room: &mut Room,
+        config: &Config,
+        (positions, windows): (usize, usize),
+    ) -> Result<Self, TuneError> {
+        let (rows, hidden) = (positions * windows, config.hidden);
+        let head = Head::place(room, config, rows, Models::One);
+        let streams = (0..=config.layers).map(|_| room.kept.matrix(rows, hidden)).collect();
+        let slope = room.kept.matrix(rows, hidden);
+        let [next, terms] = [(); 2].map(|()| room.kept.vector(rows));
+        let (mark, mut blocks) = (room.kept.mark(), Vec::new());
+        for layer in 0..config.layers {
+            room.kept.back_to(mark);
+            room.scratch.back_to(0);
+            let (forms, window) = ([Form::Dense; 7], (positions, windows));
+            let mut block = TunedBlock::place(room, (config, layer), &forms, &FROZEN, window)?;
+            block.add_squares(room, config);
+            blocks.push(block);
+        }
+        Ok(Self { blocks, head, streams, slope, next, terms })
+    }
+
+    fn squares(&self, layer: usize) -> impl Iterator<Item = usize> {
+        self.blocks[layer].squares().into_iter().flatten()
+    }
+
+    /// From tokens to the gradient with respect to what leaves the last block.
+    fn forward(&self, arena: &mut Arena, decoder: &Decoder, tokens: &[u32], positions: usize) {
+        let rows = tokens.len();
+        arena.write(self.streams[0].at, &decoder.embed(tokens).expect("the windows were cut for this model"));
+        arena.write(self.next, &next_tokens(tokens, positions));
+        for layer in 0..self.blocks.len() {
+            self.enter(arena, decoder, (layer, rows));
+            let y = part(self.blocks[layer].flow().y, 0, rows);
+            scale(arena, &[Scale::new(y, part(self.streams[layer + 1], 0, rows))]);
+        }
+        let ends = [self.streams[self.blocks.len()], self.slope].map(|of| part(of, 0, rows));
+        self.head.surprise(arena, ends, (self.next, self.terms), Precision::F32);
+    }
+
+    /// From the gradient with respect to what leaves a block to that of what enters it, and the squares of its layers'.
+    fn backward(
+        &self,
+        arena: &mut Arena,
+        decoder: &Decoder,
+        (layer, rows): (usize, usize),
+        sizes: [usize; 7],
+    ) {
+        self.enter(arena, decoder, (layer, rows));
+        for (at, size) in self.squares(layer).zip(sizes) {
+            arena.write(at, &vec![0.0; size]);
+        }
+        let block = &self.blocks[layer];
+        let [y, slope] = [block.flow().y, self.slope].map(|of| part(of, 0, rows));
+        scale(arena, &[Scale::new(slope, y)]);
+        let input = if layer > 0 { InputGradient::Wanted } else { InputGradient::Unwanted };
+        block.backward(arena, rows, Precision::F32, (Sum::Begin, input));
+        scale(arena, &[Scale::new(y, slope)]);
+    }
+
+    /// Brings a block, and its stream through it.
+    fn enter(&self, arena: &mut Arena, decoder: &Decoder, (layer, rows): (usize, usize)) {
+        let block = &self.blocks[layer];
+        block.load(arena, decoder.block(layer));
+        let [stream, x] = [self.streams[layer], block.flow().x].map(|of| part(of, 0, rows));
+        scale(arena, &[Scale::new(stream, x)]);
+        block.forward(arena, rows, Precision::F32);
     }
 }
 
