@@ -52,11 +52,17 @@ const MEAN_ERROR: f64 = 0.02;
 
 #[test]
 fn two_streams_reach_the_references_errors_on_every_device() {
-    two_streams(Family::Llama);
-    two_streams(Family::Gemma3);
+    two_streams(Family::Llama, Recipe::nvg2());
+    two_streams(Family::Gemma3, Recipe::nvg2());
 }
 
-fn two_streams(family: Family) {
+/// Also where the device has no kernels for the gradients.
+#[test]
+fn outputs_count_the_same_on_every_device() {
+    two_streams(Family::Gemma3, Recipe { output_weights: 1.0, ..Recipe::nvg2() });
+}
+
+fn two_streams(family: Family, recipe: Recipe) {
     let model = Model::new(|config| {
         let mut plain = Config { vocab: config.vocab, layers: 2, ..tiny::family(family) };
         plain.sliding.iter_mut().for_each(|sliding| sliding.layers.truncate(2));
@@ -70,12 +76,12 @@ fn two_streams(family: Family) {
         fs::remove_dir_all(model.output()).unwrap();
         packing
     };
-    let expected = pack_with(Encoder::Reference, Recipe::nvg2());
-    let alone = pack_with(Encoder::Reference, Recipe { blend: 0.0, ..Recipe::nvg2() });
+    let expected = pack_with(Encoder::Reference, recipe.clone());
+    let alone = pack_with(Encoder::Reference, Recipe { blend: 0.0, ..recipe.clone() });
     let [error, other] = [&expected, &alone].map(|packing| packing.totals.mean_heldout_rel.unwrap());
     assert_ne!(error, other, "the second stream decides something");
     for device in common::devices() {
-        let found = pack_with(Encoder::Batch(device.clone()), Recipe::nvg2());
+        let found = pack_with(Encoder::Batch(device.clone()), recipe.clone());
         assert_eq!(found.retried().count(), 0, "{}", device.name());
         let found = found.totals.mean_heldout_rel.unwrap();
         println!("{family:?} on {}: {found:.4}, the reference {error:.4}", device.name());
