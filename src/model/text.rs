@@ -119,7 +119,8 @@ impl Windows {
         let (content, mut bytes) =
             (&text.content, tokens.saturating_add(CUT_OFF).saturating_mul(BYTES_A_TOKEN));
         while bytes < content.len() {
-            let part = &content[..content.floor_char_boundary(bytes)];
+            let end = (0..=bytes).rev().find(|at| content.is_char_boundary(*at)).unwrap_or(0);
+            let part = &content[..end];
             let ids = tokenizer.encode(part)?;
             if ids.len() >= tokens + CUT_OFF {
                 return Ok(Self::of(&ids[..ids.len() - CUT_OFF], len, bos));

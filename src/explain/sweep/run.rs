@@ -86,10 +86,11 @@ enum Found<'a> {
 
 impl Found<'_> {
     fn write(&self, file: &Path) -> Result<(), SweepError> {
-        Ok(match self {
-            Self::Race(fit) => write_dictionary(file, &fit.dictionary, &fit.certificate)?,
-            Self::Wide(dictionary) => write_wide_dictionary(file, dictionary)?,
-        })
+        let written = match self {
+            Self::Race(fit) => write_dictionary(file, &fit.dictionary, &fit.certificate),
+            Self::Wide(dictionary) => write_wide_dictionary(file, dictionary),
+        };
+        Ok(written?)
     }
 }
 
