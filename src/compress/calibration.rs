@@ -154,7 +154,9 @@ impl Draft {
                     ];
                     let wanted = match read {
                         // At least a window of each part.
-                        Read::AsNeeded => wanted.iter().map(|tokens| tokens + params.window).sum(),
+                        Read::AsNeeded => {
+                            wanted.iter().fold(2 * params.window, |sum, tokens| sum.saturating_add(*tokens))
+                        }
                         Read::Whole => usize::MAX,
                     };
                     let windows = Windows::cut_some(&text, tokenizer, params.window, bos, wanted)?;

@@ -108,7 +108,8 @@ impl Kept<'_> {
     /// Keeps a fit, its dictionary first: what has a line in the table has that too.
     fn keep(&self, number: usize, cell: &Cell, state: State, dictionary: Option<Found<'_>>) -> Record {
         let record = Record { cell: cell.clone(), state: state.checked() };
-        let dictionary = dictionary.filter(|_| self.dictionaries);
+        let fitted = matches!(record.state, State::Fitted { .. });
+        let dictionary = dictionary.filter(|_| self.dictionaries && fitted);
         let written = dictionary.map_or(Ok(()), |found| found.write(&self.journal.dictionary(number)?));
         let written = written.and_then(|()| self.journal.write(number, &record));
         let mut done = self.done.lock().unwrap_or_else(|e| e.into_inner());
