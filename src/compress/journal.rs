@@ -84,6 +84,7 @@ pub enum JournalError {
 /// | `<tensor>.blr`, `<tensor>.json` | payload and [`Record`], with a checksum; a tensor counts once both exist |
 /// | `reconstructed-<layer>.json`, `distilled.json`, `<tensor>.<one of the two>.blr` | what tuning did and left; it counts once the first exists |
 /// | `self-written.tokens` | calibration text that the model wrote: tokens, u32 little-endian, then their SHA-256 |
+/// | `output-weights.json` | what outputs count, where the recipe does not take them all alike, with a checksum |
 /// | `lock` | held while a run uses the folder |
 ///
 /// Every file is written to a temporary name, synced and renamed, so a kill at any moment loses at most the tensors
@@ -150,7 +151,15 @@ impl Stored {
 const IDENTITY: &str = "identity.json";
 const LOCK: &str = "lock";
 const TOKENS: &str = "self-written.tokens";
+const OUTPUT_WEIGHTS: &str = "output-weights.json";
 const CHECKSUM_BYTES: usize = 32;
+
+/// By block, layer and output.
+pub type Exponents = Vec<[Vec<i32>; 7]>;
+
+fn check_of(exponents: &Exponents) -> Result<String, serde_json::Error> {
+    Ok(hex(&Sha256::digest(serde_json::to_vec(exponents)?)))
+}
 
 impl Journal {
     /// `<output>.partial`
@@ -358,6 +367,27 @@ impl Journal {
         let check = Sha256::digest(&bytes);
         bytes.extend(check.as_slice());
         self.write(TOKENS, &bytes)
+    }
+
+    /// What the outputs of each layer count, as binary logarithms, where that was found.
+    pub fn read_output_weights(&self) -> Result<Option<Exponents>, JournalError> {
+        let file = self.folder.join(OUTPUT_WEIGHTS);
+        if !file.is_file() {
+            return Ok(None);
+        }
+        let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
+        let (exponents, check): (Exponents, String) =
+            serde_json::from_slice(&bytes).map_err(|e| damaged(&file, e))?;
+        match check_of(&exponents).map_err(|e| damaged(&file, e))? == check {
+            true => Ok(Some(exponents)),
+            false => Err(damaged(&file, "its checksum is not the recorded one")),
+        }
+    }
+
+    pub fn write_output_weights(&self, exponents: &Exponents) -> Result<(), JournalError> {
+        let file = self.folder.join(OUTPUT_WEIGHTS);
+        let check = check_of(exponents).map_err(|e| damaged(&file, e))?;
+        self.write_json(OUTPUT_WEIGHTS, &(exponents, check))
     }
 
     /// Removes the journal once its result is in place; the identity last, so that a kill in between leaves a journal

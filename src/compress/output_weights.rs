@@ -6,10 +6,12 @@
 
 use super::calibration::Calibration;
 use super::error::PackError;
+use super::journal::{Exponents, Journal};
 use super::tune::{Sensitivities, Tuner};
 use crate::model::{Decoder, LinearName};
 
-/// Positions that gradients are taken at: of their squares' means, powers of two are needed alone.
+/// Positions that gradients are taken at, at most, and half of them at least where there are as many: of their squares'
+/// means, powers of two are needed alone.
 const POSITIONS: usize = 8192;
 
 /// Binary orders by which a row may count more or less than the others' mean.
@@ -17,12 +19,27 @@ const MOST: i32 = 6;
 
 /// `log2 d` of each output of each layer.
 #[derive(Debug)]
-pub struct OutputWeights(Vec<[Vec<i32>; 7]>);
+pub struct OutputWeights(Exponents);
 
 impl OutputWeights {
-    /// From gradients of a model that is not packed yet, at windows all over the fit part of the calibration. At a
-    /// `share` of 1 they are as above, at 0 all the same.
-    pub fn measure(
+    /// From gradients of a model that is not packed yet, at windows all over the fit part of the calibration; once a run, then
+    /// from its journal. At a `share` of 1 they are as above, at 0 all the same.
+    pub fn find(
+        journal: &Journal,
+        tuner: &mut Tuner,
+        original: &Decoder,
+        calibration: &Calibration,
+        share: f64,
+    ) -> Result<Self, PackError> {
+        if let Some(kept) = journal.read_output_weights()? {
+            return Ok(Self(kept));
+        }
+        let found = Self::measure(tuner, original, calibration, share)?;
+        journal.write_output_weights(&found.0)?;
+        Ok(found)
+    }
+
+    fn measure(
         tuner: &mut Tuner,
         original: &Decoder,
         calibration: &Calibration,

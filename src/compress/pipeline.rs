@@ -266,13 +266,14 @@ impl Run<'_> {
         stream.map_or(Ok(()), |stream| self.distill(layers, stream))
     }
 
-    /// While all of the model is as it was; from the same text the same again in a run that is taken up.
+    /// While all of the model is as it was.
     fn weigh_outputs(&mut self, stream: Option<&Stream<'_>>) -> Result<(), PackError> {
         let share = self.identity.recipe.output_weights;
         let (Some(stream), Some(tuner)) = (stream, &mut self.tuner) else { return Ok(()) };
         if share > 0.0 {
             self.observer.event(Event::Stage { layer: 0, stage: Stage::Calibrate });
-            let weights = OutputWeights::measure(tuner, &self.decoder, stream.calibration(), share)?;
+            let weights =
+                OutputWeights::find(&self.journal, tuner, &self.decoder, stream.calibration(), share)?;
             tuner.release();
             self.weights = Some(weights);
         }

@@ -41,7 +41,8 @@ pub struct Packed {
 }
 
 /// What a packed tensor asked for, got and cost. Relative errors are of the stored, rounded tensor, against the weight or,
-/// with two streams, its target.
+/// with two streams, its target; rows of both times what they count, where outputs are not all alike
+/// ([`output_weights`](super::output_weights)).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quality {
     #[serde(default)]

@@ -24,10 +24,11 @@ use crate::ops::scale::{Scale, scale};
 use crate::ops::splitmix::SplitMix64;
 
 /// Steps of the fixed point after which its components are judged, and how often that may be. Convergence is cubic near the
-/// end; what takes the steps is the way there, the second direction of a circle's plane most of all. Where that found
+/// end; what takes the steps is the way there, the second direction of a circle's plane most of all. Where two turns found
 /// nothing more, those that make no atom begin anew.
 const STEPS: usize = 60;
 const TURNS: usize = 12;
+const IDLE: usize = 2;
 
 /// Dependence of two energies below which they are no pair: of independent ones it is 0, of a circle that is on with
 /// probability q it is 1/(2q) − 1.
@@ -106,7 +107,8 @@ fn whiten(arena: &mut Arena, seekers: &[Seeker], states: &[State<'_>]) {
 fn components(arena: &mut Arena, seekers: &[Seeker]) -> Result<Vec<Found>, AtomsError> {
     begin(arena, seekers);
     let mut found: Vec<Found> = seekers.iter().map(|_| Found::default()).collect();
-    for _ in 0..TURNS {
+    let mut idle = vec![0; seekers.len()];
+    for turn_of in 0..TURNS {
         let lacks = |k: &usize| {
             let params = &seekers[*k].plan.params;
             found[*k].columns.len() < params.atoms * params.kind.rows()
@@ -120,23 +122,27 @@ fn components(arena: &mut Arena, seekers: &[Seeker]) -> Result<Vec<Found>, Atoms
         for k in open {
             let before = found[k].columns.len();
             found[k] = judge(arena, &seekers[k])?;
-            if found[k].columns.len() <= before {
+            idle[k] = if found[k].columns.len() > before { 0 } else { idle[k] + 1 };
+            if idle[k] == IDLE {
+                idle[k] = 0;
                 stuck.push(k);
             }
         }
         let stuck: Vec<(&Seeker, &Found)> = stuck.into_iter().map(|k| (&seekers[k], &found[k])).collect();
-        begin_others(arena, &stuck)?;
+        if turn_of + 1 < TURNS {
+            begin_others(arena, &stuck, turn_of)?;
+        }
     }
     Ok(found)
 }
 
 /// New random directions in the place of those that make no atom, at right angles to those that do.
-fn begin_others(arena: &mut Arena, seekers: &[(&Seeker, &Found)]) -> Result<(), AtomsError> {
+fn begin_others(arena: &mut Arena, seekers: &[(&Seeker, &Found)], turn: usize) -> Result<(), AtomsError> {
     for (seeker, found) in seekers {
         let (room, r) = (seeker.room(), seeker.plan.rank);
         let directions = arena.read(room.w.at, r * r)?;
         let kept = Mat::from_fn(r, found.columns.len(), |i, k| directions[i * r + found.columns[k]]);
-        let mut random = SplitMix64::new(seeker.plan.params.seed ^ found.columns.len() as u64);
+        let mut random = SplitMix64::new(seeker.plan.params.seed ^ ((turn as u64 + 1) << 32));
         let drawn = Mat::from_fn(r, r, |_, _| (random.uniform() - 0.5) as f32);
         let mut new = &drawn - &kept * (kept.transpose() * &drawn);
         for (k, column) in found.columns.iter().enumerate() {

@@ -160,10 +160,14 @@ fn compare_model(
     if blocks == 0 {
         return Ok(());
     }
+    let recipe = with_knobs(Recipe::nvg(), &args.set)?;
+    if recipe.two_streams() || recipe.needs_gradients() {
+        return Err(miette!("--set: the comparison knows the encoder alone: damping, paths and params"));
+    }
     let params = CompareParams {
         text: read(text)?,
         calibration: calibration(),
-        recipe: with_knobs(Recipe::nvg(), &args.set)?,
+        recipe,
         bits: args.bits,
         blocks,
         kept: args.reference.clone(),

@@ -97,7 +97,7 @@ pub enum TuneError {
     )]
     NoKernels { device: String },
     #[error(
-        "the heads have {head_dim} numbers, gradients take at most {WIDEST_HEAD}: pack this model with --recipe nvg2, which needs none"
+        "the heads have {head_dim} numbers, gradients take at most {WIDEST_HEAD}: pack this model with --set output_weights=0 and nothing that tunes"
     )]
     HeadDim { head_dim: usize },
     #[error(

@@ -76,7 +76,9 @@ impl Tuner {
                 () if len <= room => return Ok((places, len, batch)),
                 () if batch > 1 => batch = batch.div_ceil(2),
                 () => {
-                    let what = format!("the gradients of the model's outputs over {positions} positions");
+                    let what = format!(
+                        "finding what outputs count over {positions} positions (--set output_weights=0 leaves it out)"
+                    );
                     return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
                 }
             }
