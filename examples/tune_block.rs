@@ -32,6 +32,10 @@ const BATCH: usize = 16_384;
 /// Positions of a window.
 const WINDOWS: [usize; 2] = [512, 2048];
 
+/// Those of SmolLM2-135M and of Gemma 3 270M.
+const HEADS: [Heads; 2] =
+    [Heads { heads: 9, kv_heads: 3, head_dim: 64 }, Heads { heads: 4, kv_heads: 1, head_dim: 256 }];
+
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let policy: DevicePolicy = args.next().as_deref().unwrap_or("auto").parse()?;
@@ -54,7 +58,9 @@ fn main() -> Result<()> {
     let block = packed(&config)?.block(0).clone();
     let batch = BATCH.min(tokens);
     for window in WINDOWS {
-        attention(&device, &config, window, batch)?;
+        for heads in HEADS {
+            attention(&device, heads, window, batch)?;
+        }
         for precision in [Precision::F32, Precision::Tf32] {
             parts(&device, (&config, &block), (window, batch), precision)?;
         }
@@ -77,8 +83,7 @@ fn time(what: &str, arena: &mut Arena, mut work: impl FnMut(&mut Arena)) -> Resu
     Ok(())
 }
 
-fn attention(device: &Device, config: &Config, window: usize, batch: usize) -> Result<()> {
-    let heads = Heads { heads: config.heads, kv_heads: config.kv_heads, head_dim: config.head_dim };
+fn attention(device: &Device, heads: Heads, window: usize, batch: usize) -> Result<()> {
     let mut layout = Layout::default();
     let items: Vec<AttentionGradient> = (0..batch / window)
         .map(|_| {
@@ -92,8 +97,9 @@ fn attention(device: &Device, config: &Config, window: usize, batch: usize) -> R
     arena.write(0, &noise(layout.most(), 1.0));
     let forward: Vec<KeptAttention> = items.iter().map(|item| item.forward).collect();
     for precision in [Precision::F32, Precision::Tf32] {
-        let what =
-            |pass: &str| format!("attention {pass}, {} windows of {window}, {precision:?}", items.len());
+        let what = |pass: &str| {
+            format!("attention {pass}, {} windows of {window}, {heads:?}, {precision:?}", items.len())
+        };
         let shape = (heads, Mask::Causal);
         time(&what("forward"), &mut arena, |arena| attention_kept(arena, shape, &forward, precision))?;
         time(&what("backward"), &mut arena, |arena| attention_backward(arena, shape, &items, precision))?;

@@ -14,9 +14,6 @@ use crate::device::arena::{Arena, Memory, Precision, Program, Table, View, float
 /// The widest head that the kernels take; the host takes any.
 pub const WIDEST_HEAD: usize = 256;
 
-/// The widest head that tensor cores take; wider ones are computed in f32 at either precision.
-pub const WIDEST_TF32_HEAD: usize = 128;
-
 /// Rows of a tile of queries, and of one of keys, in f32.
 pub const TILE: usize = 64;
 
@@ -92,8 +89,8 @@ pub struct AttentionGradient {
 }
 
 /// Attention of all windows, with what its gradient needs. At [`Precision::Tf32`] a card may round the operands of
-/// products, weights among them, to 11 significant bits, where heads are no wider than [`WIDEST_TF32_HEAD`]; sums and
-/// softmax are f32. The host computes in f32 at either precision.
+/// products, weights among them, to 11 significant bits; sums and softmax are f32. The host computes in f32 at either
+/// precision.
 ///
 /// # Panics
 /// When shapes contradict each other, or heads are wider than [`WIDEST_HEAD`] on a device.
@@ -195,15 +192,15 @@ impl AttentionGradient {
 /// The kernel for these heads, of those in f32 and those on tensor cores.
 fn choose(
     plain: &'static [Kernel; 3],
-    tensor: &'static [Kernel; 2],
+    tensor: &'static [Kernel; 3],
     heads: Heads,
     precision: Precision,
 ) -> &'static Kernel {
     assert!(heads.head_dim <= WIDEST_HEAD, "a head of {} numbers, at most {WIDEST_HEAD}", heads.head_dim);
     let width = heads.head_dim.div_ceil(64).next_power_of_two().trailing_zeros() as usize;
     match precision {
-        Precision::Tf32 if heads.head_dim <= WIDEST_TF32_HEAD => &tensor[width],
-        _ => &plain[width],
+        Precision::Tf32 => &tensor[width],
+        Precision::F32 => &plain[width],
     }
 }
 

@@ -110,8 +110,11 @@ fn attention_on_tensor_cores_stays_close() {
         (Heads { heads: 2, kv_heads: 1, head_dim: 64 }, Mask::Causal, 2048),
         (Heads { heads: 2, kv_heads: 2, head_dim: 126 }, Mask::Causal, 65),
         (Heads { heads: 4, kv_heads: 1, head_dim: 128 }, Mask::Sliding { window: 70 }, 300),
-        // Wider than tensor cores take.
         (Heads { heads: 2, kv_heads: 1, head_dim: 250 }, Mask::Causal, 130),
+        // Rows that copies of 16 bytes take.
+        (Heads { heads: 1, kv_heads: 1, head_dim: 253 }, Mask::Causal, 200),
+        (Heads { heads: 3, kv_heads: 1, head_dim: 160 }, Mask::Sliding { window: 9 }, 67),
+        (Heads { heads: 2, kv_heads: 1, head_dim: 256 }, Mask::Sliding { window: 512 }, 600),
     ];
     for device in common::tuning_devices() {
         for shape in cases {
