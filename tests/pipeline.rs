@@ -196,6 +196,23 @@ fn too_few_calibration_tokens_are_warned_about() {
 }
 
 #[test]
+fn what_no_calibration_can_tell_is_refused_before_anything_is_done() {
+    let model = Model::new(|_| ());
+    let mut without = model.params(Recipe::fast());
+    without.texts.clear();
+    let error = pack(&model.checkpoint(), without, &Silent).unwrap_err().to_string();
+    assert!(error.contains("the recipe fast fits to calibration text"), "{error}");
+    for (recipe, window, refused) in [(Recipe::fast(), 1, true), (Recipe::nvg2(), 1, false)] {
+        let mut params = model.params(recipe);
+        params.calibration.window = window;
+        let checked = lapidary::compress::pipeline::check(&model.checkpoint(), &params);
+        let says = checked.err().map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(says.contains("a window of 1 has none"), refused, "{says}");
+    }
+    assert!(!model.output().exists() && !Journal::folder_of(&model.output()).exists());
+}
+
+#[test]
 fn what_a_devices_decoder_lacks_is_calibrated_on_the_host() {
     for device in common::devices().into_iter().skip(1) {
         let mut model = Model::new(|_| ());

@@ -31,6 +31,11 @@ pub enum PackError {
     NoResponse { tensors: usize },
     #[error("the recipe {0} fits to calibration text: give it one, or let the model write it")]
     NoText(String),
+    #[error(
+        "what outputs count is found from how likely the next token is, and a window of {window} has none: give windows \
+         of at least 2 tokens (--window), or leave it out (--set output_weights=0)"
+    )]
+    NoNextToken { window: usize },
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     #[error(transparent)]

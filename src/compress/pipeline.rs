@@ -19,7 +19,7 @@ use super::streams::SiteGrams;
 use super::tune::Tuner;
 use crate::device::Device;
 use crate::model::text::TextError;
-use crate::model::{Checkpoint, Decoder, Linear, LinearName, Site, Tokenizer};
+use crate::model::{Checkpoint, Config, Decoder, Linear, LinearName, Site, Tokenizer};
 
 /// What to pack, how, and where to.
 pub struct PackParams {
@@ -66,15 +66,14 @@ pub fn pack(
     );
     checked?;
     let draft = draft?;
-    match &draft {
-        Some(draft) => {
-            warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer)
-        }
-        None if params.recipe.calibrates() => return Err(PackError::NoText(params.recipe.name.to_string())),
-        None => {}
+    if let Some(draft) = &draft {
+        warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer);
     }
     let on = gradients_on(&params.recipe, &params.encoder, observer);
     let tuner = params.recipe.needs_gradients().then(|| Tuner::new(on)).transpose()?;
+    if let (Some(tuner), Some(draft), true) = (&tuner, &draft, params.recipe.output_weights > 0.0) {
+        tuner.fits_sensitivities(config, positions(config, draft.record().window))?;
+    }
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").into(),
         model,
@@ -136,6 +135,13 @@ pub fn check(checkpoint: &Checkpoint, params: &PackParams) -> Result<PathBuf, Pa
     }
     let config = checkpoint.config();
     params.recipe.check()?;
+    if params.texts.is_empty() && params.recipe.calibrates() {
+        return Err(PackError::NoText(params.recipe.name.to_string()));
+    }
+    let window = params.calibration.window;
+    if params.recipe.output_weights > 0.0 && positions(config, window) < 2 {
+        return Err(PackError::NoNextToken { window });
+    }
     let assignments = params.plan.resolve(config.layers)?;
     if let Some(packed) = first_packed(checkpoint) {
         return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
@@ -153,6 +159,11 @@ pub fn check(checkpoint: &Checkpoint, params: &PackParams) -> Result<PathBuf, Pa
     Ok(output)
 }
 
+/// Those of a window of some tokens, the start token included.
+fn positions(config: &Config, window: usize) -> usize {
+    window + usize::from(config.start_token().is_some())
+}
+
 fn draft(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
@@ -164,8 +175,7 @@ fn draft(
         return Ok(None);
     }
     let config = checkpoint.config();
-    let bos = config.start_token();
-    let positions = params.window + usize::from(bos.is_some());
+    let (bos, positions) = (config.start_token(), positions(config, params.window));
     if positions > config.max_positions {
         return Err(TextError::Window { positions, most: config.max_positions }.into());
     }

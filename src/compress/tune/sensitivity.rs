@@ -37,7 +37,7 @@ impl Tuner {
         positions: usize,
     ) -> Result<Sensitivities, TuneError> {
         assert!(positions > 1 && !tokens.is_empty() && tokens.len().is_multiple_of(positions));
-        let (plan, len, batch) = self.places(decoder, (tokens.len() / positions, positions))?;
+        let (plan, len, batch) = self.places(decoder.config(), (tokens.len() / positions, positions))?;
         let arena = self.arena(len)?;
         plan.head.load(arena, decoder);
         let sizes = LinearName::ALL.map(|name| name.shape(decoder.config())[0]);
@@ -62,13 +62,22 @@ impl Tuner {
         Ok(found)
     }
 
+    /// Whether [`sensitivities`](Self::sensitivities) has room for windows of `positions` tokens, asked before anything is
+    /// done.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fits_sensitivities(&self, config: &Config, positions: usize) -> Result<(), TuneError> {
+        self.places(config, (1, positions)).map(drop)
+    }
+
     /// The places for as many windows at once as have room, with the numbers they take and those windows.
     fn places(
         &self,
-        decoder: &Decoder,
+        config: &Config,
         (windows, positions): (usize, usize),
     ) -> Result<(Places, usize, usize), TuneError> {
-        let (config, room) = (decoder.config(), self.room()?);
+        let room = self.room()?;
         let mut batch = (BATCH / positions).clamp(1, windows);
         loop {
             let (places, len) = placed(|room| Places::new(room, config, (positions, batch)))?;
