@@ -1,6 +1,6 @@
 //! Calibration on a device: the streams, the block's forward and the sums of its Grams stay there.
 
-use faer::{Mat, MatRef};
+use faer::Mat;
 use rayon::prelude::*;
 
 use super::calibration::Calibration;
@@ -59,8 +59,8 @@ pub enum CaptureError {
     Device(#[from] DeviceError),
 }
 
-/// Moments in the order of [`Site::ALL`]; `None` where they were not asked for.
-type BySite = [Option<Mat<f64>>; 4];
+/// Sums in the order of [`Site::ALL`]; `None` where they were not asked for.
+type BySite = [Option<Sums>; 4];
 
 /// Where everything lies.
 struct Places {
@@ -169,12 +169,17 @@ impl DeviceCalibration {
     pub fn capture_grams(&mut self, blocks: Blocks<'_>, sites: &[Site]) -> Result<SiteGrams, CaptureError> {
         self.load(blocks);
         let layer = blocks.packed.layer();
-        let (mut fit, mut cross) = self.collect(layer, sites, (0, self.fit_rows))?;
-        let (mut heldout, _) = self.collect(layer, sites, (self.fit_rows, self.rows))?;
-        Ok(Site::ALL.map(|site| {
-            let (fit, heldout) = (fit[site as usize].take()?, heldout[site as usize].take()?);
-            Some(Grams { fit, heldout, cross: cross[site as usize].take() })
-        }))
+        let (fit, cross) = self.collect(layer, sites, (0, self.fit_rows))?;
+        let (heldout, _) = self.collect(layer, sites, (self.fit_rows, self.rows))?;
+        let mut grams = [const { None }; 4];
+        grams.par_iter_mut().enumerate().for_each(|(s, grams)| {
+            let (Some(fit), Some(heldout)) = (&fit[s], &heldout[s]) else { return };
+            let cross = || cross[s].as_ref().map(Sums::mean);
+            let (fit, (heldout, cross)) =
+                rayon::join(|| fit.mirrored_mean(), || rayon::join(|| heldout.mirrored_mean(), cross));
+            *grams = Some(Grams { fit, heldout, cross });
+        });
+        Ok(grams)
     }
 
     /// One stream goes through a block of its model.
@@ -264,11 +269,10 @@ impl DeviceCalibration {
         }
         let (mut sums, mut crosses) = ([const { None }; 4], [const { None }; 4]);
         for site in sites {
-            let gram = grams[*site as usize];
-            sums[*site as usize] = Some(symmetric(&arena.read(gram.at, gram.len())?, gram.cols, count));
+            let s = *site as usize;
+            sums[s] = Some(Sums::read(arena, grams[s], count)?);
             if let Some((_, cross)) = &beside {
-                let cross = cross[*site as usize];
-                crosses[*site as usize] = Some(mean(&arena.read(cross.at, cross.len())?, cross.cols, count));
+                crosses[s] = Some(Sums::read(arena, cross[s], count)?);
             }
         }
         Ok((sums, crosses))
@@ -317,22 +321,31 @@ fn first_bad(columns: &[Vec<f32>], widths: &[usize], batch: usize) -> Option<(us
     })
 }
 
-/// The lower triangle of a row-major n x n sum over `count` positions, divided and mirrored.
-fn symmetric(lower: &[f32], n: usize, count: usize) -> Mat<f64> {
-    divided(n, count, |i, j| lower[i.max(j) * n + i.min(j)])
+/// Sums over `count` positions, n x n, row-major.
+struct Sums {
+    numbers: Vec<f32>,
+    n: usize,
+    count: usize,
 }
 
-/// A row-major n x n sum over `count` positions, divided.
-fn mean(sum: &[f32], n: usize, count: usize) -> Mat<f64> {
-    divided(n, count, |i, j| sum[i * n + j])
-}
+impl Sums {
+    fn read(arena: &mut Arena, from: View, count: usize) -> Result<Self, DeviceError> {
+        Ok(Self { numbers: arena.read(from.at, from.len())?, n: from.cols, count })
+    }
 
-fn divided(n: usize, count: usize, of: impl Fn(usize, usize) -> f32 + Sync) -> Mat<f64> {
-    let mut moment = vec![0.0; n * n];
-    moment.par_chunks_exact_mut(n).enumerate().for_each(|(j, column)| {
-        for (i, entry) in column.iter_mut().enumerate() {
-            *entry = f64::from(of(i, j)) / count as f64;
-        }
-    });
-    MatRef::from_column_major_slice(&moment, n, n).to_owned()
+    /// The mean, of which only the lower triangle was summed.
+    fn mirrored_mean(&self) -> Mat<f64> {
+        self.divided(|i, j| (i.max(j), i.min(j)))
+    }
+
+    fn mean(&self) -> Mat<f64> {
+        self.divided(|i, j| (i, j))
+    }
+
+    fn divided(&self, from: impl Fn(usize, usize) -> (usize, usize)) -> Mat<f64> {
+        Mat::from_fn(self.n, self.n, |i, j| {
+            let (row, column) = from(i, j);
+            f64::from(self.numbers[row * self.n + column]) / self.count as f64
+        })
+    }
 }

@@ -1,4 +1,5 @@
 use faer::Mat;
+use rayon::prelude::*;
 
 use super::SiteInput;
 use super::job::column;
@@ -88,13 +89,22 @@ pub fn open_sites(
     scratch: &[SiteScratch],
     inputs: &[SiteInput<'_>],
 ) -> Result<Vec<Option<ContextError>>, DeviceError> {
-    for (site, input) in sites.iter().zip(inputs) {
-        if let Some(grams) = input.grams {
-            arena.write(site.fit.at, &row_major(&grams.fit));
-            arena.write(site.heldout.at, &row_major(&grams.heldout));
+    let rounded = |input: &SiteInput<'_>| {
+        let grams = input.grams?;
+        Some(rayon::join(|| row_major(&grams.fit), || row_major(&grams.heldout)))
+    };
+    let rounded: Vec<_> = inputs.par_iter().map(rounded).collect();
+    for (site, rounded) in sites.iter().zip(&rounded) {
+        if let Some((fit, heldout)) = rounded {
+            arena.write(site.fit.at, fit);
+            arena.write(site.heldout.at, heldout);
         }
     }
-    let mut errors: Vec<Option<ContextError>> = inputs.iter().map(not_finite).collect();
+    let mut errors: Vec<Option<ContextError>> = (inputs.iter().zip(&rounded))
+        .map(|(input, rounded)| {
+            not_finite(&rounded.as_ref().filter(|_| input.damping.is_some())?.0, input.width)
+        })
+        .collect();
     let (mut damped, mut kept): (Vec<Site>, Vec<usize>) = (Vec::new(), Vec::new());
     let mut damping = Vec::new();
     for (s, (site, input)) in sites.iter_mut().zip(inputs).enumerate() {
@@ -117,12 +127,10 @@ pub fn open_sites(
     Ok(errors)
 }
 
-/// What is wrong with the numbers of a Gram that the fit works in; those of the device are rounded to f32.
-fn not_finite(input: &SiteInput<'_>) -> Option<ContextError> {
-    let (Some(grams), Some(_)) = (input.grams, input.damping) else { return None };
-    let bad = |j: usize| grams.fit.col(j).iter().position(|v| !(*v as f32).is_finite()).map(|i| (i, j));
-    let (row, col) = (0..grams.fit.ncols()).find_map(bad)?;
-    Some(ContextError::NotFinite { row, col })
+/// What is wrong with the numbers of a Gram that the fit works in, n x n.
+fn not_finite(fit: &[f32], n: usize) -> Option<ContextError> {
+    let at = fit.iter().position(|v| !v.is_finite())?;
+    Some(ContextError::NotFinite { row: at % n, col: at / n })
 }
 
 /// H̃ = R = I, in the order of the columns.
@@ -139,8 +147,13 @@ fn identity(arena: &mut Arena, site: &mut Site) {
     (site.damping, site.tries) = (0.0, 1);
 }
 
+/// The numbers of a Gram that the fit works in: those of a device are rounded to f32.
 fn row_major(symmetric: &Mat<f64>) -> Vec<f32> {
-    (0..symmetric.ncols()).flat_map(|j| symmetric.col(j).iter().map(|v| *v as f32)).collect()
+    let mut numbers = Vec::with_capacity(symmetric.nrows() * symmetric.ncols());
+    for column in symmetric.col_iter() {
+        numbers.extend(column.iter().map(|v| *v as f32));
+    }
+    numbers
 }
 
 /// Damps and factors the fit Grams of all sites, each with growing damping where it is not positive definite.

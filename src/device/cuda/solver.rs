@@ -175,11 +175,23 @@ impl Drop for Solver {
     }
 }
 
-/// Creates and drops a handle of each library: the first loads it, which takes a good part of a second.
+/// Order of an eigenproblem whose kernels are those of larger ones.
+const WARM_ORDER: usize = 256;
+
+/// Loads both libraries and the kernels of an eigenproblem: what is used first would wait for them, half a second in all.
 pub fn open_libraries(cuda: &Cuda) -> Result<(), DeviceError> {
     let stream = Stream::new(cuda)?;
     Blas::new(&stream)?;
-    Solver::new(&stream).map(drop)
+    let solver = Solver::new(&stream)?;
+    let [matrix, values] = [WARM_ORDER * WARM_ORDER, WARM_ORDER].map(|len| Buffer::<f64>::new(cuda, len));
+    let (matrix, values) = (matrix?, values?);
+    // All numbers alike, not 0: a matrix without any takes another way.
+    matrix.fill_bytes(&stream, 0x3f)?;
+    let problem = Eigenproblem { order: WARM_ORDER, matrix: matrix.address(), values: values.address() };
+    let mut scratch = solver.eigen_scratch(problem)?;
+    // SAFETY: the buffers have these lengths and outlive the wait.
+    unsafe { solver.eigen(problem, &mut scratch)? };
+    stream.wait()
 }
 
 fn check(call: &'static str, status: sys::cusolverStatus_t) -> Result<(), DeviceError> {
