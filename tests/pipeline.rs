@@ -15,7 +15,7 @@ use lapidary::compress::journal::Journal;
 use lapidary::compress::observer::{Event, Observer, Silent};
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{PathChoice, Recipe};
-use lapidary::compress::{Encoder, PackError, PackParams, pack};
+use lapidary::compress::{Encoder, PackError, PackParams, check, pack};
 use lapidary::model::text::Text;
 use lapidary::model::{Checkpoint, Config, Decoder, Family, Linear, LinearName};
 use model::{Model, assert_runs, dense, quality};
@@ -205,10 +205,14 @@ fn what_no_calibration_can_tell_is_refused_before_anything_is_done() {
     for (recipe, window, refused) in [(Recipe::fast(), 1, true), (Recipe::nvg2(), 1, false)] {
         let mut params = model.params(recipe);
         params.calibration.window = window;
-        let checked = lapidary::compress::pipeline::check(&model.checkpoint(), &params);
+        let checked = check(&model.checkpoint(), &params);
         let says = checked.err().map(|error| error.to_string()).unwrap_or_default();
         assert_eq!(says.contains("a window of 1 has none"), refused, "{says}");
     }
+    let wide = Model::new(|config| (config.heads, config.kv_heads, config.head_dim) = (1, 1, 320));
+    let error = check(&wide.checkpoint(), &wide.params(Recipe::fast())).unwrap_err().to_string();
+    assert!(error.contains("the heads have 320 numbers"), "{error}");
+    assert!(check(&wide.checkpoint(), &wide.params(Recipe::nvg2())).is_ok());
     assert!(!model.output().exists() && !Journal::folder_of(&model.output()).exists());
 }
 

@@ -214,6 +214,7 @@ fn a_battery_that_makes_no_sense_is_refused_with_the_place() {
         ("[fits]", "held_out = 1.5\n[fits]", "held_out = 1.5"),
         ("active = 2", "active = 2\nseconds = inf", "seconds = "),
         ("active = 2", "active = 2\nseconds = -1.0", "seconds = "),
+        ("active = 2", "active = 2\nseconds = 1e19", "seconds = "),
     ] {
         let folder = folder(&RACES.replace(from, to));
         let output = sweep(folder.path(), "out", &[]).stderr(Stdio::piped()).output().unwrap();

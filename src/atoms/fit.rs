@@ -113,7 +113,8 @@ const LAST_ROUNDS: usize = 40;
 pub fn fit(x: &[f64], width: usize, params: &FitParams) -> Result<Fit, AtomsError> {
     let began = Instant::now();
     let (space, y) = Space::of(x, width)?;
-    let deadline = params.time.map(|time| began + time);
+    // A time that the clock cannot hold is none.
+    let deadline = params.time.and_then(|time| began.checked_add(time));
     let order = canonical_order(&y, space.rank);
     let sorted: Vec<f64> =
         order.iter().flat_map(|i| y[i * space.rank..(i + 1) * space.rank].iter().copied()).collect();

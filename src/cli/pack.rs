@@ -8,7 +8,7 @@ use miette::{IntoDiagnostic, Result, WrapErr};
 
 use lapidary::compress::allocate::{AllocateParams, Allocation, allocate};
 use lapidary::compress::calibration::CalibrationParams;
-use lapidary::compress::fit::check_fits;
+use lapidary::compress::fit::{check_fits, check_outputs_count};
 use lapidary::compress::journal::{Journal, JournalError};
 use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
@@ -106,6 +106,9 @@ fn encoder(args: &Args, checkpoint: &Checkpoint, recipe: &Recipe, plan: &Plan) -
     let device = args.device.open_for(|device| -> Result<(), PackError> {
         if recipe.tunes() {
             Tuner::takes(device)?;
+        }
+        if !args.resume {
+            check_outputs_count(device, recipe, checkpoint.config(), args.window as usize)?;
         }
         check_room(device, checkpoint, recipe, plan)
     })?;

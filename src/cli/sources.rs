@@ -15,12 +15,12 @@ pub struct SourceArgs {
     /// self; with two streams, files alone are mixed half and half with self]
     #[arg(long = "text", value_name = "FILE|self[:SHARE]", num_args = 1..)]
     texts: Vec<String>,
-    /// Seed of the text that the model writes
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Temperature at which it writes; 1 is its own distribution
-    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
-    temperature: f32,
+    /// Seed of the text that the model writes [default: 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Temperature at which it writes; 1 is its own distribution [default: 1]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f32>,
     /// Share of its texts that go on from a piece of the given text, between 0 and 1 [default: the recipe's: 0.5 for fast
     /// and best, 0 for others]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
@@ -33,6 +33,23 @@ const SELF: &str = "self";
 impl SourceArgs {
     /// The texts that were named, and what the recipe takes beside or instead of them.
     pub fn read(&self, recipe: &Recipe) -> Result<Vec<Source>> {
+        let sources = self.sources(recipe)?;
+        let written = sources.iter().any(|source| matches!(source.content, Content::SelfWritten(_)));
+        let given = [
+            ("--seed", self.seed.is_some()),
+            ("--temperature", self.temperature.is_some()),
+            ("--continued", self.continued.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given && !written) {
+            Some((option, _)) => Err(miette!(
+                "{option} is of text that the model writes, and it writes none: name it with --text self or self:SHARE, or \
+                 leave {option} out"
+            )),
+            None => Ok(sources),
+        }
+    }
+
+    fn sources(&self, recipe: &Recipe) -> Result<Vec<Source>> {
         let is_self = |text: &String| split_share(text).is_ok_and(|(name, _)| name == SELF);
         let continued = match (self.continued, self.texts.iter().all(is_self)) {
             (Some(share), true) if share > 0.0 => {
@@ -46,8 +63,10 @@ impl SourceArgs {
         if !(0.0..=1.0).contains(&continued) {
             return Err(miette!("--continued {continued}: a share is a number from 0 to 1"));
         }
-        let (temperature, seed) = (self.temperature, self.seed);
-        let write = WriteParams { temperature, seed, continued, ..WriteParams::default() };
+        let like = WriteParams::default();
+        let (temperature, seed) =
+            (self.temperature.unwrap_or(like.temperature), self.seed.unwrap_or(like.seed));
+        let write = WriteParams { temperature, seed, continued, ..like };
         let named = self.texts.iter().map(|text| split_share(text)).collect::<Result<Vec<_>>>()?;
         if named.iter().filter(|(name, _)| *name == SELF).count() > 1 {
             return Err(miette!("--text: the model writes one text, so give self once"));

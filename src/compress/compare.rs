@@ -85,6 +85,7 @@ pub fn compare(
     params: CompareParams,
     say: &dyn Fn(&str),
 ) -> Result<Comparison, PackError> {
+    Plan::uniform(params.bits).resolve(checkpoint.config().layers)?;
     let (tokenizer, bos) = (checkpoint.tokenizer()?, checkpoint.config().start_token());
     let sources = Source::text(params.text);
     let draft =

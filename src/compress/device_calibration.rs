@@ -342,10 +342,14 @@ impl Sums {
         self.divided(|i, j| (i, j))
     }
 
-    fn divided(&self, from: impl Fn(usize, usize) -> (usize, usize)) -> Mat<f64> {
-        Mat::from_fn(self.n, self.n, |i, j| {
-            let (row, column) = from(i, j);
-            f64::from(self.numbers[row * self.n + column]) / self.count as f64
-        })
+    fn divided(&self, from: impl Fn(usize, usize) -> (usize, usize) + Sync) -> Mat<f64> {
+        let mut mean = Mat::zeros(self.n, self.n);
+        mean.par_col_iter_mut().enumerate().for_each(|(j, column)| {
+            for (i, entry) in column.iter_mut().enumerate() {
+                let (row, column) = from(i, j);
+                *entry = f64::from(self.numbers[row * self.n + column]) / self.count as f64;
+            }
+        });
+        mean
     }
 }

@@ -32,6 +32,11 @@ pub enum PackError {
     #[error("the recipe {0} fits to calibration text: give it one, or let the model write it")]
     NoText(String),
     #[error(
+        "what bits are worth is measured on calibration text: name one (--text FILE), let the model write it (--text self), \
+         or leave --allocate out"
+    )]
+    NoTextToMeasure,
+    #[error(
         "what outputs count is found from how likely the next token is, and a window of {window} has none: give windows \
          of at least 2 tokens (--window), or leave it out (--set output_weights=0)"
     )]

@@ -3,6 +3,7 @@
 use super::plan::Assignment;
 use super::recipe::Recipe;
 use super::schedule::{alone, forms, most};
+use super::tune::{TuneError, Tuner, check_sensitivities};
 use crate::device::{Device, DeviceError};
 use crate::model::{Config, LinearName};
 
@@ -62,4 +63,29 @@ pub fn check_fits(
         }
     }
     Ok(())
+}
+
+/// Where gradients are found beside an encoder. The host's will do for what outputs count; tuning on it would take hours, so that
+/// is an error of the encoder's device.
+pub(super) fn gradient_device<'a>(recipe: &Recipe, device: &'a Device) -> &'a Device {
+    if Tuner::takes(device).is_ok() || recipe.tunes() { device } else { &Device::Host }
+}
+
+/// Refuses a recipe for which what outputs count cannot be found beside an encoder on this device, in windows of so many
+/// tokens of text.
+pub fn check_outputs_count(
+    device: &Device,
+    recipe: &Recipe,
+    config: &Config,
+    window: usize,
+) -> Result<(), TuneError> {
+    if recipe.output_weights == 0.0 {
+        return Ok(());
+    }
+    check_sensitivities(gradient_device(recipe, device), config, positions(config, window))
+}
+
+/// Those of a window of some tokens, the start token included.
+pub(super) fn positions(config: &Config, window: usize) -> usize {
+    window + usize::from(config.start_token().is_some())
 }

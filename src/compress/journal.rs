@@ -13,7 +13,7 @@ use super::recipe::Recipe;
 use super::tensor::Quality;
 use super::tuning::{Payloads, Tuned};
 use crate::blr::Payload;
-use crate::device::{Bytes, write_durably};
+use crate::device::{Bytes, write_durably, write_whole};
 use crate::model::text::hex;
 
 /// Everything that decides the bytes of the result. A journal of another identity is refused.
@@ -260,7 +260,7 @@ impl Journal {
         let mut stored = StoredPhase { tuned: tuned.clone(), sha256: BTreeMap::new() };
         for (name, payload) in payloads {
             let bytes = payload.bytes().as_slice();
-            self.write(&format!("{name}.{phase}.blr"), bytes)?;
+            self.write_payload(&format!("{name}.{phase}.blr"), bytes)?;
             stored.sha256.insert(name.clone(), hex(&Sha256::digest(bytes)));
         }
         self.write_json(&phase.file(), &stored)
@@ -330,7 +330,7 @@ impl Journal {
         quality: Quality,
     ) -> Result<Record, JournalError> {
         let bytes = payload.bytes().as_slice();
-        self.write(&format!("{name}.blr"), bytes)?;
+        self.write_payload(&format!("{name}.blr"), bytes)?;
         self.write_record(name, Record::Packed { quality, sha256: hex(&Sha256::digest(bytes)) })
     }
 
@@ -403,6 +403,12 @@ impl Journal {
             }
         }
         fs::remove_dir_all(&self.folder).map_err(io_error)
+    }
+
+    /// A payload that means nothing before its record, which is written next, names it.
+    fn write_payload(&self, name: &str, bytes: &[u8]) -> Result<(), JournalError> {
+        let file = self.folder.join(name);
+        write_whole(&file, |out| out.write_all(bytes)).map_err(|source| JournalError::Io { file, source })
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), JournalError> {

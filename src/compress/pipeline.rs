@@ -4,7 +4,7 @@ use super::block::{BlockEncoder, Job};
 use super::calibration::{Calibration, CalibrationParams, CalibrationRecord, Draft, Read, Source};
 use super::encoder::Encoder;
 use super::error::PackError;
-use super::fit::check_fits;
+use super::fit::{check_fits, check_outputs_count, gradient_device, positions};
 use super::journal::{Identity, Journal, Phase, difference};
 use super::observer::{Event, Observer, Stage};
 use super::output;
@@ -19,7 +19,7 @@ use super::streams::SiteGrams;
 use super::tune::Tuner;
 use crate::device::Device;
 use crate::model::text::TextError;
-use crate::model::{Checkpoint, Config, Decoder, Linear, LinearName, Site, Tokenizer};
+use crate::model::{Checkpoint, Decoder, Linear, LinearName, Site, Tokenizer};
 
 /// What to pack, how, and where to.
 pub struct PackParams {
@@ -65,15 +65,13 @@ pub fn pack(
         },
     );
     checked?;
-    let draft = draft?;
+    let (draft, decoder) = (draft?, decoder?);
+    prepared?;
     if let Some(draft) = &draft {
         warn_about_few_tokens(config.hidden.max(config.intermediate), &draft.record(), observer);
     }
     let on = gradients_on(&params.recipe, &params.encoder, observer);
     let tuner = params.recipe.needs_gradients().then(|| Tuner::new(on)).transpose()?;
-    if let (Some(tuner), Some(draft), true) = (&tuner, &draft, params.recipe.output_weights > 0.0) {
-        tuner.fits_sensitivities(config, positions(config, draft.record().window))?;
-    }
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").into(),
         model,
@@ -93,9 +91,8 @@ pub fn pack(
             _ => Err(PackError::OutputExists(output)),
         };
     }
-    prepared?;
     let mut run = Run {
-        decoder: decoder?,
+        decoder,
         identity: &identity,
         encoder: params.encoder,
         assignments,
@@ -112,17 +109,16 @@ pub fn pack(
     Ok(packing)
 }
 
-/// Where gradients are found. The host's will do for what outputs count; tuning on it would take hours, so that is an error.
+/// Where gradients are found, said where that is another device than the encoder's.
 fn gradients_on<'a>(recipe: &Recipe, encoder: &'a Encoder, observer: &dyn Observer) -> &'a Device {
-    let device = encoder.device();
-    if Tuner::takes(device).is_ok() || recipe.tunes() || !recipe.needs_gradients() {
-        return device;
+    let (device, on) = (encoder.device(), gradient_device(recipe, encoder.device()));
+    if recipe.needs_gradients() && !std::ptr::eq(device, on) {
+        observer.event(Event::Warning(&format!(
+            "what outputs count is found on the host, {} has no kernels for gradients; --set output_weights=0 leaves it out",
+            device.name()
+        )));
     }
-    observer.event(Event::Warning(&format!(
-        "what outputs count is found on the host, {} has no kernels for gradients; --set output_weights=0 leaves it out",
-        device.name()
-    )));
-    &Device::Host
+    on
 }
 
 /// What can be said before anything is done; returns the output's path without a trailing slash or `.`, so that the journal
@@ -142,6 +138,10 @@ pub fn check(checkpoint: &Checkpoint, params: &PackParams) -> Result<PathBuf, Pa
     if params.recipe.output_weights > 0.0 && positions(config, window) < 2 {
         return Err(PackError::NoNextToken { window });
     }
+    // A run that is taken up may have found them already.
+    if !params.resume {
+        check_outputs_count(params.encoder.device(), &params.recipe, config, window)?;
+    }
     let assignments = params.plan.resolve(config.layers)?;
     if let Some(packed) = first_packed(checkpoint) {
         return Err(PackError::AlreadyPacked { path: checkpoint.path().into(), tensor: packed });
@@ -157,11 +157,6 @@ pub fn check(checkpoint: &Checkpoint, params: &PackParams) -> Result<PathBuf, Pa
         check_fits(device, &params.recipe, config, &assignments)?;
     }
     Ok(output)
-}
-
-/// Those of a window of some tokens, the start token included.
-fn positions(config: &Config, window: usize) -> usize {
-    window + usize::from(config.start_token().is_some())
 }
 
 fn draft(
@@ -248,12 +243,14 @@ impl Run<'_> {
             true => Some(Decoder::load(checkpoint)?),
             false => None,
         };
+        // Where nothing is left to encode, nothing needs to go through the model.
+        let calibration = calibration.filter(|_| last.is_some());
+        self.observer.event(Event::Begin { layers });
+        // First, as long as all of the device is free.
+        self.weigh_outputs(calibration.as_ref())?;
         let open =
             |calibration| Stream::open(calibration, &self.decoder, original, &self.encoder, self.observer);
-        // Where nothing is left to encode, nothing needs to go through the model.
-        let mut stream = calibration.filter(|_| last.is_some()).map(open).transpose()?;
-        self.observer.event(Event::Begin { layers });
-        self.weigh_outputs(stream.as_ref())?;
+        let mut stream = calibration.map(open).transpose()?;
         let mut scheduler = None;
         for layer in 0..layers {
             let before = match stream.as_mut() {
@@ -277,13 +274,12 @@ impl Run<'_> {
     }
 
     /// While all of the model is as it was.
-    fn weigh_outputs(&mut self, stream: Option<&Stream<'_>>) -> Result<(), PackError> {
+    fn weigh_outputs(&mut self, calibration: Option<&Calibration>) -> Result<(), PackError> {
         let share = self.identity.recipe.output_weights;
-        let (Some(stream), Some(tuner)) = (stream, &mut self.tuner) else { return Ok(()) };
+        let (Some(calibration), Some(tuner)) = (calibration, &mut self.tuner) else { return Ok(()) };
         if share > 0.0 {
             self.observer.event(Event::Stage { layer: 0, stage: Stage::Calibrate });
-            let weights =
-                OutputWeights::find(&self.journal, tuner, &self.decoder, stream.calibration(), share)?;
+            let weights = OutputWeights::find(&self.journal, tuner, &self.decoder, calibration, share)?;
             tuner.release();
             self.weights = Some(weights);
         }

@@ -2,11 +2,19 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes a file that is either whole or not there: to a temporary name in the same folder, synced, then renamed.
+/// Writes a file that is either whole or not there: to a temporary name in the same folder, synced, then renamed; its name
+/// survives a power cut too.
 ///
 /// A file of that name is replaced; anything else of that name (a folder, a device) is an error. On an error the
 /// temporary file is removed and what was there stays.
 pub fn write_durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    write_whole(path, write)?;
+    sync_folder(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// The same, but that its name may be lost in a power cut until its folder is synced: for what another file will name, which
+/// is written durably after it.
+pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
@@ -26,9 +34,8 @@ pub fn write_durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Resu
     if written.is_err() {
         // The first error is the one to report; a file that cannot be removed either changes nothing about it.
         let _ = fs::remove_file(temporary);
-        return written;
     }
-    sync_folder(path.parent().unwrap_or(Path::new(".")))
+    written
 }
 
 /// Makes a rename inside `folder` survive a power cut. Only Unix can sync a folder.

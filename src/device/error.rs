@@ -7,6 +7,10 @@ pub enum DeviceError {
         "the CUDA driver supports version {found}, this program needs {needed}: update the NVIDIA driver"
     )]
     DriverTooOld { found: String, needed: String },
+    #[error(
+        "{name} has compute capability {found}, the kernels need {needed} (Ampere) or later: run with --device wgpu or host"
+    )]
+    CardTooOld { name: String, found: String, needed: String },
     #[error("the CUDA driver is installed but reports no card; check nvidia-smi and CUDA_VISIBLE_DEVICES")]
     NoCard,
     #[error(

@@ -15,7 +15,7 @@ mod telemetry;
 pub mod wgpu;
 
 pub use bytes::Bytes;
-pub use durable::{sync_folder, write_durably};
+pub use durable::{sync_folder, write_durably, write_whole};
 pub use error::DeviceError;
 pub use policy::{Device, DevicePolicy, Selection, select};
 pub use telemetry::Telemetry;

@@ -79,7 +79,8 @@ fn what_is_wrong_is_said() {
     fs::write(at("words.json"), "{\"day\": {\"words\": [\"a\", \"b\"], \"templates\": [\"no place\"]}}")
         .unwrap();
     fs::write(at("not.npy"), b"\x93NUMPY\x01\x00\xff").unwrap();
-    let out = lapidary(&["explain", &at("acts.npy"), "-o", &at("out")]);
+    // A time beyond what the clock holds is none.
+    let out = lapidary(&["explain", &at("acts.npy"), "--seconds", "1e19", "-o", &at("out")]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny");
     let model = model.to_str().unwrap();
@@ -93,6 +94,13 @@ fn what_is_wrong_is_said() {
         (vec!["explain", &at("acts.npy"), "--seconds=-1"], "--seconds"),
         (vec!["explain", model, "--words", &at("words.json"), "--layer", "1"], "must have one {}"),
         (vec!["explain", model], "--words or --text"),
+        (vec!["explain", &at("acts.npy"), "--layer", "3"], "holds activations"),
+        (vec!["explain", &at("acts.npy"), "--centre", "template"], "--words"),
+        (vec!["explain", &at("acts.npy"), "--tokens", "512"], "--text"),
+        (
+            vec!["explain", model, "--words", &at("words.json"), "--labels", &at("labels.txt")],
+            "cannot be used with",
+        ),
         (
             vec!["encode", &at("out/dictionary.safetensors"), &at("narrow.npy")],
             "30 numbers where the dictionary",

@@ -75,7 +75,8 @@ fn attention_passes_gradients_back() {
     on_every_device(|sheet| {
         for (heads, mask, rows) in cases {
             // Two windows in one table, rows further apart than they are long.
-            let cases: Vec<_> = (0..2).map(|_| attention_case(sheet, (heads, mask, rows))).collect();
+            let cases: Vec<_> =
+                (0..2).map(|_| attention_case(sheet, (heads, mask, rows), Rows::Apart)).collect();
             let items: Vec<AttentionGradient> = cases.iter().map(|case| case.1).collect();
             let forward: Vec<KeptAttention> = items.iter().map(|item| item.forward).collect();
             attention_kept(&mut sheet.arena, (heads, mask), &forward, Precision::F32);
@@ -116,10 +117,18 @@ fn attention_on_tensor_cores_stays_close() {
         (Heads { heads: 3, kv_heads: 1, head_dim: 160 }, Mask::Sliding { window: 9 }, 67),
         (Heads { heads: 2, kv_heads: 1, head_dim: 256 }, Mask::Sliding { window: 512 }, 600),
     ];
+    // Apart, and as a model's activations lie: all four numbers of a copy belong to one row.
+    let close = [
+        (Heads { heads: 9, kv_heads: 3, head_dim: 64 }, Mask::Causal, 150),
+        (Heads { heads: 4, kv_heads: 2, head_dim: 128 }, Mask::Sliding { window: 70 }, 131),
+        (Heads { heads: 4, kv_heads: 1, head_dim: 256 }, Mask::Causal, 200),
+    ];
+    let apart = cases.map(|case| (case, Rows::Apart)).into_iter();
+    let cases: Vec<_> = apart.chain(close.map(|case| (case, Rows::Close))).collect();
     for device in common::tuning_devices() {
-        for shape in cases {
-            let expected = attention_numbers(&Device::Host, shape, Precision::F32);
-            let found = attention_numbers(&device, shape, Precision::Tf32);
+        for (shape, lie) in cases.iter().copied() {
+            let expected = attention_numbers(&Device::Host, (shape, lie), Precision::F32);
+            let found = attention_numbers(&device, (shape, lie), Precision::Tf32);
             let mut worst = [0.0f64; 5];
             for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let what = format!("{shape:?}, part {part} of out, log sums, dq, dk, dv");
@@ -132,16 +141,20 @@ fn attention_on_tensor_cores_stays_close() {
             println!("{}, {shape:?}: {worst} at most off", device.name());
             let bits =
                 |parts: Vec<Vec<f32>>| parts.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
-            let again = attention_numbers(&device, shape, Precision::Tf32);
+            let again = attention_numbers(&device, (shape, lie), Precision::Tf32);
             assert!(bits(found) == bits(again), "{shape:?}: the same bytes again");
         }
     }
 }
 
 /// The output, the sums' logarithms and the gradients of one window, the same window at every call.
-fn attention_numbers(device: &Device, shape: (Heads, Mask, usize), precision: Precision) -> Vec<Vec<f32>> {
+fn attention_numbers(
+    device: &Device,
+    (shape, lie): ((Heads, Mask, usize), Rows),
+    precision: Precision,
+) -> Vec<Vec<f32>> {
     let mut sheet = Sheet::new(device);
-    let (_, item) = attention_case(&mut sheet, shape);
+    let (_, item) = attention_case(&mut sheet, shape, lie);
     let (heads, mask, rows) = shape;
     attention_kept(&mut sheet.arena, (heads, mask), &[item.forward], precision);
     attention_backward(&mut sheet.arena, (heads, mask), &[item], precision);
@@ -149,14 +162,32 @@ fn attention_numbers(device: &Device, shape: (Heads, Mask, usize), precision: Pr
     [item.forward.out, log_sums, item.dq, item.dk, item.dv].map(|view| sheet.read(view)).to_vec()
 }
 
-fn attention_case(sheet: &mut Sheet, (heads, mask, rows): (Heads, Mask, usize)) -> (Case, AttentionGradient) {
-    let (q, x) = sheet.spaced(rows, heads.width());
-    let ((k, y), (v, z)) = (sheet.spaced(rows, heads.kv_width()), sheet.spaced(rows, heads.kv_width()));
-    let (dout, d) = sheet.spaced(rows, heads.width());
-    let spaced =
-        |sheet: &mut Sheet, cols: usize| -> View { sheet.blank(rows, cols + 5).part((0, 0), (rows, cols)) };
-    let [out, dq] = [(); 2].map(|()| spaced(sheet, heads.width()));
-    let [dk, dv] = [(); 2].map(|()| spaced(sheet, heads.kv_width()));
+/// How the rows of matrices lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rows {
+    /// Odd numbers apart.
+    Apart,
+    /// One after another.
+    Close,
+}
+
+fn attention_case(
+    sheet: &mut Sheet,
+    (heads, mask, rows): (Heads, Mask, usize),
+    lie: Rows,
+) -> (Case, AttentionGradient) {
+    let given = |sheet: &mut Sheet, cols: usize| match lie {
+        Rows::Apart => sheet.spaced(rows, cols),
+        Rows::Close => sheet.random(rows, cols),
+    };
+    let (q, x) = given(sheet, heads.width());
+    let ((k, y), (v, z)) = (given(sheet, heads.kv_width()), given(sheet, heads.kv_width()));
+    let (dout, d) = given(sheet, heads.width());
+    let gap = if lie == Rows::Apart { 5 } else { 0 };
+    let blank =
+        |sheet: &mut Sheet, cols: usize| -> View { sheet.blank(rows, cols + gap).part((0, 0), (rows, cols)) };
+    let [out, dq] = [(); 2].map(|()| blank(sheet, heads.width()));
+    let [dk, dv] = [(); 2].map(|()| blank(sheet, heads.kv_width()));
     let [log_sums, inner] = [(); 2].map(|()| sheet.blank(rows, heads.heads).at);
     let forward = KeptAttention { q, k, v, out, log_sums };
     let item = AttentionGradient { forward, dout, dq, dk, dv, inner };

@@ -244,7 +244,7 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let test = common::tiny("test.txt");
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 24] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
@@ -268,6 +268,10 @@ fn bad_input_is_said_before_anything_is_written() {
         (&["--text", test.to_str().unwrap(), "self:0.000001"], "part is 0 tokens"),
         (&["--text", &file("short.txt"), "--plan", &file("bad.toml")], "[layers.\"9\"]"),
         (&["--text", &file("short.txt"), "--bits", "0"], "bits is 0.0"),
+        (&["--text", &file("short.txt"), "--seed", "3"], "--seed is of text that the model writes"),
+        (&["--text", &file("short.txt"), "--temperature", "0.7"], "--temperature is of text that the model"),
+        (&["--text", &file("short.txt"), "--continued", "0.5"], "--continued is of text that the model"),
+        (&["--recipe", "dual-svid", "--allocate", "measured"], "measured on calibration text"),
     ];
     for (words, expected) in cases {
         let mut command = lapidary();
@@ -278,5 +282,26 @@ fn bad_input_is_said_before_anything_is_written() {
         let message = failure(command);
         assert!(message.contains(expected), "{words:?}: {message}");
         assert!(!folder.path("out").exists() && !folder.path("out.partial").exists(), "{words:?}");
+    }
+}
+
+#[test]
+fn what_is_measured_without_what_it_needs_is_said() {
+    let (model, text) = (common::tiny(""), common::tiny("calibration.txt"));
+    let (model, text) = (model.to_str().unwrap(), text.to_str().unwrap());
+    let whole = ["--device", "host", "--no-pack", "--model", model, "--text", text];
+    let cases: [(&[&str], &str); 6] = [
+        (&["--text", text], "--model"),
+        (&["--set", "damping=0.1"], "--model"),
+        (&[&whole[..], &["--blocks", "0", "--test", text]].concat(), "nothing is compared"),
+        (&[&whole[..], &["--set", "dampin=0.1"]].concat(), "there is no such knob"),
+        (&[&whole[..], &["--blocks", "1", "--bits", "nan"]].concat(), "bits is NaN"),
+        (&[&whole[..], &["--blocks", "1", "--bits=-1"]].concat(), "bits is -1"),
+    ];
+    for (words, expected) in cases {
+        let mut command = lapidary();
+        command.args(["bench", "encode"]).args(words);
+        let message = failure(command);
+        assert!(message.contains(expected), "{words:?}: {message}");
     }
 }

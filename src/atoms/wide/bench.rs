@@ -38,51 +38,20 @@ impl Size {
         }
     }
 
+    /// Rows to fit, rows held out, their width; circles, those on in a row, directions of the bulk.
+    const fn sizes(self) -> [usize; 6] {
+        match self {
+            Self::Large64 => [24_576, 4096, 2048, 64, 3, 256],
+            Self::Battery256 => [2048, 512, 64, 8, 2, 16],
+            Self::Wide16k => [262_144, 16_384, 1024, 16_384, 16, 256],
+            Self::Wide1k => [65_536, 4096, 256, 1024, 4, 64],
+        }
+    }
+
     /// What is planted.
     pub fn planted(self, seed: u64) -> Planted {
-        let (bulk_share, noise_share) = (0.5, 0.05);
-        match self {
-            Self::Large64 => Planted {
-                rows: self.fit_rows() + 4096,
-                width: 2048,
-                atoms: 64,
-                active: 3,
-                bulk: 256,
-                bulk_share,
-                noise_share,
-                seed,
-            },
-            Self::Battery256 => Planted {
-                rows: self.fit_rows() + 512,
-                width: 64,
-                atoms: 8,
-                active: 2,
-                bulk: 16,
-                bulk_share,
-                noise_share,
-                seed,
-            },
-            Self::Wide16k => Planted {
-                rows: self.fit_rows() + 16_384,
-                width: 1024,
-                atoms: 16_384,
-                active: 16,
-                bulk: 256,
-                bulk_share,
-                noise_share,
-                seed,
-            },
-            Self::Wide1k => Planted {
-                rows: self.fit_rows() + 4096,
-                width: 256,
-                atoms: 1024,
-                active: 4,
-                bulk: 64,
-                bulk_share,
-                noise_share,
-                seed,
-            },
-        }
+        let [fit, heldout, width, atoms, active, bulk] = self.sizes();
+        Planted { rows: fit + heldout, width, atoms, active, bulk, bulk_share: 0.5, noise_share: 0.05, seed }
     }
 
     /// Name of a figure; the host's stand apart.
@@ -92,13 +61,8 @@ impl Size {
     }
 
     /// Rows to fit; the others are held out.
-    pub fn fit_rows(self) -> usize {
-        match self {
-            Self::Large64 => 24_576,
-            Self::Battery256 => 2048,
-            Self::Wide16k => 262_144,
-            Self::Wide1k => 65_536,
-        }
+    pub const fn fit_rows(self) -> usize {
+        self.sizes()[0]
     }
 
     fn params(self, seconds: f64) -> WideParams {

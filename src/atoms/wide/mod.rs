@@ -217,6 +217,7 @@ impl WideParams {
     }
 
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.seconds.map(|seconds| Duration::from_secs_f64(seconds.max(0.0)))
+        let time = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX);
+        self.seconds.map(time)
     }
 }

@@ -23,12 +23,15 @@ use crate::ops::random::{Normal, random_normal};
 use crate::ops::scale::{Scale, scale};
 use crate::ops::splitmix::SplitMix64;
 
-/// Steps of the fixed point after which its components are judged, and how often that may be. Convergence is cubic near the
-/// end; what takes the steps is the way there, the second direction of a circle's plane most of all. Where two turns found
-/// nothing more, those that make no atom begin anew.
+/// Steps of the fixed point after which its components are judged: a turn. Convergence is cubic near the end; what takes the
+/// steps is the way there, the second direction of a circle's plane most of all.
 const STEPS: usize = 60;
+
+/// Turns at most.
 const TURNS: usize = 12;
-const IDLE: usize = 2;
+
+/// Turns without a new atom after which the directions that make none begin anew.
+const IDLE_TURNS: usize = 2;
 
 /// Dependence of two energies below which they are no pair: of independent ones it is 0, of a circle that is on with
 /// probability q it is 1/(2q) − 1.
@@ -107,8 +110,9 @@ fn whiten(arena: &mut Arena, seekers: &[Seeker], states: &[State<'_>]) {
 fn components(arena: &mut Arena, seekers: &[Seeker]) -> Result<Vec<Found>, AtomsError> {
     begin(arena, seekers);
     let mut found: Vec<Found> = seekers.iter().map(|_| Found::default()).collect();
-    let mut idle = vec![0; seekers.len()];
-    for turn_of in 0..TURNS {
+    // The most that each found so far, and the turns since.
+    let (mut most, mut idle) = (vec![0; seekers.len()], vec![0; seekers.len()]);
+    for turn_number in 0..TURNS {
         let lacks = |k: &usize| {
             let params = &seekers[*k].plan.params;
             found[*k].columns.len() < params.atoms * params.kind.rows()
@@ -120,17 +124,17 @@ fn components(arena: &mut Arena, seekers: &[Seeker]) -> Result<Vec<Found>, Atoms
         turn(arena, &open.iter().map(|k| &seekers[*k]).collect::<Vec<_>>());
         let mut stuck = Vec::new();
         for k in open {
-            let before = found[k].columns.len();
             found[k] = judge(arena, &seekers[k])?;
-            idle[k] = if found[k].columns.len() > before { 0 } else { idle[k] + 1 };
-            if idle[k] == IDLE {
+            idle[k] = if found[k].columns.len() > most[k] { 0 } else { idle[k] + 1 };
+            most[k] = most[k].max(found[k].columns.len());
+            if idle[k] == IDLE_TURNS {
                 idle[k] = 0;
                 stuck.push(k);
             }
         }
         let stuck: Vec<(&Seeker, &Found)> = stuck.into_iter().map(|k| (&seekers[k], &found[k])).collect();
-        if turn_of + 1 < TURNS {
-            begin_others(arena, &stuck, turn_of)?;
+        if turn_number + 1 < TURNS {
+            begin_others(arena, &stuck, turn_number)?;
         }
     }
     Ok(found)

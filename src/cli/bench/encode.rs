@@ -20,6 +20,7 @@ use lapidary::model::{Checkpoint, Decoder};
 
 use super::sweep as sweep_of;
 use crate::cli::device::DeviceArgs;
+use crate::cli::hub::local;
 use crate::cli::pack::with_knobs;
 use crate::cli::print;
 use crate::cli::profile::Profile;
@@ -36,13 +37,13 @@ pub struct Args {
     #[arg(long, value_name = "MODEL", requires = "text")]
     model: Option<PathBuf>,
     /// Calibration text
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "model")]
     text: Option<PathBuf>,
     /// Text on which the divergence of the device's and the reference's model from the original is measured
     #[arg(long, value_name = "FILE", requires = "model")]
     test: Option<PathBuf>,
     /// Windows of 512 tokens of that text
-    #[arg(long, value_name = "N", default_value_t = 40)]
+    #[arg(long, value_name = "N", default_value_t = 40, requires = "test")]
     windows: usize,
     /// Compare with the reference on the first N blocks, from the same Grams (0: not at all; without a number, all of
     /// them when a test text or --reference is given)
@@ -52,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "BITS", default_value_t = 1.0)]
     bits: f64,
     /// Set a knob of the comparison's recipe (`damping=0.031`): how far two models apart are that are fitted equally well
-    #[arg(long, value_name = "KNOB=VALUE")]
+    #[arg(long, value_name = "KNOB=VALUE", requires = "model")]
     set: Vec<String>,
     /// Keep the reference's results in FOLDER.partial, and take from there what it holds already
     #[arg(long, value_name = "FOLDER", requires = "model")]
@@ -125,6 +126,7 @@ fn measure_model(
     text: &Path,
     figures: &mut Vec<Figure>,
 ) -> Result<()> {
+    let model = &local(model)?;
     let (stem, kind) = (stem(model), kind(device));
     let folder = tempfile(&stem)?;
     let measured = (|| {
@@ -157,10 +159,15 @@ fn compare_model(
 ) -> Result<()> {
     let all = if args.test.is_some() || args.reference.is_some() { checkpoint.config().layers } else { 0 };
     let blocks = args.blocks.unwrap_or(all);
-    if blocks == 0 {
-        return Ok(());
-    }
     let recipe = with_knobs(Recipe::nvg(), &args.set)?;
+    if blocks == 0 {
+        return match args.test.is_some() || !args.set.is_empty() {
+            true => {
+                Err(miette!("--test and --set are of the comparison, and nothing is compared: give --blocks"))
+            }
+            false => Ok(()),
+        };
+    }
     if recipe.two_streams() || recipe.needs_gradients() {
         return Err(miette!("--set: the comparison knows the encoder alone: damping, paths and params"));
     }

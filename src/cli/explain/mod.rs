@@ -38,16 +38,16 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Tokens of the text that are used, two windows of 128 at least
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(2 * text::WINDOW as i64..))]
+    #[arg(long, value_name = "N", default_value_t = 4096, requires = "text", value_parser = clap::value_parser!(u32).range(2 * text::WINDOW as i64..))]
     tokens: u32,
     /// What is taken off first: the mean of all rows, or of each template's
-    #[arg(long, value_enum, default_value_t = CentreArg::All)]
+    #[arg(long, value_enum, default_value_t = CentreArg::All, requires = "words")]
     centre: CentreArg,
     /// A label for each row of activations, a line each
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["words", "text"])]
     labels: Option<PathBuf>,
     /// The tensor of a safetensors file [default: its only one]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["words", "text"])]
     tensor: Option<String>,
     /// Most atoms
     #[arg(long, value_name = "K", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -95,6 +95,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         _ if is_model(&args.input) => {
             Err(miette!("{} is a model: name --words or --text, and a --layer", args.input.display()))
         }
+        _ if args.layer.is_some() => Err(miette!(
+            "--layer is of a model, and {} holds activations: leave it out",
+            args.input.display()
+        )),
         _ => activations::run(&args, &params),
     }
 }

@@ -11,7 +11,7 @@ use super::encoder::Encoder;
 use super::error::PackError;
 use super::observer::{Event, Observer, Stage};
 use super::plan::{Assignment, Entry, Plan};
-use super::recipe::{Recipe, Tokens};
+use super::recipe::Tokens;
 use super::self_written::write;
 use super::stream::Stream;
 use crate::blr::Budget;
@@ -95,7 +95,7 @@ fn calibration(
     observer: &dyn Observer,
 ) -> Result<Calibration, PackError> {
     if params.texts.is_empty() {
-        return Err(PackError::NoText(Recipe::nvg().name.to_string()));
+        return Err(PackError::NoTextToMeasure);
     }
     let tokenizer = checkpoint.tokenizer()?;
     let (window, bos) = (params.window, checkpoint.config().start_token());

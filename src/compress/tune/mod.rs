@@ -30,7 +30,7 @@ pub use linear::Form;
 pub use optimiser::{LATENT, Rates};
 pub use plan::{Extent, working_set};
 pub use reconstruct::{Change, Reconstruction, TuneReport, Tuner, Verdict};
-pub use sensitivity::Sensitivities;
+pub use sensitivity::{Sensitivities, check_sensitivities};
 pub use windows::Windows;
 
 /// How a block is tuned.

@@ -64,6 +64,11 @@ pub enum Verdict {
     Unstorable(String),
 }
 
+/// Numbers that an arena on a device can hold.
+pub(super) fn room_on(device: &Device) -> Result<usize, TuneError> {
+    Ok(Arena::largest(device)?.min(u32::MAX as usize))
+}
+
 impl Tuner {
     /// Gets a card's kernels ready.
     ///
@@ -129,7 +134,7 @@ impl Tuner {
     /// Numbers that an arena can hold, with the one that is there given back if need be.
     pub(super) fn room(&self) -> Result<usize, TuneError> {
         let held = self.arena.as_ref().map_or(0, Arena::len);
-        Ok(Arena::largest(&self.device)?.saturating_add(held).min(u32::MAX as usize))
+        Ok(room_on(&self.device)?.saturating_add(held).min(u32::MAX as usize))
     }
 
     pub(super) fn arena(&mut self, len: usize) -> Result<&mut Arena, TuneError> {

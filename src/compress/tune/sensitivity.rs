@@ -3,10 +3,10 @@ use super::block::{InputGradient, Sum, TunedBlock};
 use super::head::{Head, Models, part};
 use super::linear::Form;
 use super::optimiser::Rates;
-use super::reconstruct::Tuner;
+use super::reconstruct::{Tuner, room_on};
 use super::room::{Room, placed};
-use crate::device::DeviceError;
 use crate::device::arena::{Arena, Precision, View};
+use crate::device::{Device, DeviceError};
 use crate::model::{Config, Decoder, LinearName};
 use crate::ops::cross_entropy::NO_TOKEN;
 use crate::ops::scale::{Scale, scale};
@@ -37,7 +37,8 @@ impl Tuner {
         positions: usize,
     ) -> Result<Sensitivities, TuneError> {
         assert!(positions > 1 && !tokens.is_empty() && tokens.len().is_multiple_of(positions));
-        let (plan, len, batch) = self.places(decoder.config(), (tokens.len() / positions, positions))?;
+        let (plan, len, batch) =
+            places(self.room()?, decoder.config(), (tokens.len() / positions, positions))?;
         let arena = self.arena(len)?;
         plan.head.load(arena, decoder);
         let sizes = LinearName::ALL.map(|name| name.shape(decoder.config())[0]);
@@ -61,35 +62,35 @@ impl Tuner {
         found.iter_mut().flatten().flatten().for_each(|sum| *sum /= terms);
         Ok(found)
     }
+}
 
-    /// Whether [`sensitivities`](Self::sensitivities) has room for windows of `positions` tokens, asked before anything is
-    /// done.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn fits_sensitivities(&self, config: &Config, positions: usize) -> Result<(), TuneError> {
-        self.places(config, (1, positions)).map(drop)
-    }
+/// Whether [`Tuner::sensitivities`] can be found on a device for windows of `positions` tokens, asked before anything is
+/// done.
+///
+/// # Errors
+/// As there.
+pub fn check_sensitivities(device: &Device, config: &Config, positions: usize) -> Result<(), TuneError> {
+    Tuner::takes(device)?;
+    places(room_on(device)?, config, (1, positions)).map(drop)
+}
 
-    /// The places for as many windows at once as have room, with the numbers they take and those windows.
-    fn places(
-        &self,
-        config: &Config,
-        (windows, positions): (usize, usize),
-    ) -> Result<(Places, usize, usize), TuneError> {
-        let room = self.room()?;
-        let mut batch = (BATCH / positions).clamp(1, windows);
-        loop {
-            let (places, len) = placed(|room| Places::new(room, config, (positions, batch)))?;
-            match () {
-                () if len <= room => return Ok((places, len, batch)),
-                () if batch > 1 => batch = batch.div_ceil(2),
-                () => {
-                    let what = format!(
-                        "finding what outputs count over {positions} positions (--set output_weights=0 leaves it out)"
-                    );
-                    return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
-                }
+/// The places for as many windows at once as have room, with the numbers they take and those windows.
+fn places(
+    room: usize,
+    config: &Config,
+    (windows, positions): (usize, usize),
+) -> Result<(Places, usize, usize), TuneError> {
+    let mut batch = (BATCH / positions).clamp(1, windows);
+    loop {
+        let (places, len) = placed(|room| Places::new(room, config, (positions, batch)))?;
+        match () {
+            () if len <= room => return Ok((places, len, batch)),
+            () if batch > 1 => batch = batch.div_ceil(2),
+            () => {
+                let what = format!(
+                    "finding what outputs count over {positions} positions (--set output_weights=0 leaves it out)"
+                );
+                return Err(DeviceError::memory(what, len as u64 * 4, room as u64 * 4).into());
             }
         }
     }
@@ -193,8 +194,20 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::device::Device;
     use crate::model::{Checkpoint, Linear, NoCapture, Run};
+
+    #[test]
+    fn what_has_no_room_names_the_knob_that_leaves_it_out() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny");
+        let config = Checkpoint::open(&folder).unwrap().config().clone();
+        let (_, len, batch) = places(usize::MAX, &config, (8, 12)).unwrap();
+        assert_eq!(batch, 8);
+        assert!(places(len, &config, (8, 12)).is_ok_and(|(_, of, batch)| (of, batch) == (len, 8)));
+        let (_, less, batch) = places(len - 1, &config, (8, 12)).unwrap();
+        assert!(less < len && batch == 4);
+        let error = places(1000, &config, (8, 12)).err().unwrap().to_string();
+        assert!(error.contains("--set output_weights=0"), "{error}");
+    }
 
     /// Behind the last block positions do not mix: what its last layer gives goes through the norm and the head alone.
     #[test]

@@ -293,7 +293,10 @@ impl<'a> Registered<'a> {
         cuda.bind()?;
         let pointer = values.as_ptr().cast_mut().cast();
         // SAFETY: the slice outlives the registration; copies from it only read.
-        check("cuMemHostRegister", unsafe { sys::cuMemHostRegister_v2(pointer, size_of_val(values), 0) })?;
+        check(
+            "cuMemHostRegister",
+            outside_captures(|| unsafe { sys::cuMemHostRegister_v2(pointer, size_of_val(values), 0) }),
+        )?;
         Ok(Self { pointer, cuda: cuda.clone(), slice: PhantomData })
     }
 }
@@ -302,7 +305,7 @@ impl Drop for Registered<'_> {
     fn drop(&mut self) {
         if self.cuda.bind().is_ok() {
             // SAFETY: registered in `new`, given back once.
-            unsafe { sys::cuMemHostUnregister(self.pointer) };
+            outside_captures(|| unsafe { sys::cuMemHostUnregister(self.pointer) });
         }
     }
 }

@@ -77,8 +77,10 @@ impl Kernel {
         let mut raw = std::ptr::null_mut();
         // SAFETY: module and name are alive; a pointer to a live local.
         unsafe {
-            check("cuModuleGetFunction", sys::cuModuleGetFunction(&mut raw, module.0, name.as_ptr()))?;
-            allow_shared(raw, shared as c_int)?;
+            outside_captures(|| {
+                check("cuModuleGetFunction", sys::cuModuleGetFunction(&mut raw, module.0, name.as_ptr()))?;
+                allow_shared(raw, shared as c_int)
+            })?;
         }
         Ok(Self { function: raw, shared: shared as u32, _module: module })
     }
@@ -294,7 +296,10 @@ fn module(cuda: &Cuda, source: &Source) -> Result<Arc<Module>, DeviceError> {
 fn load(cubin: &[u8]) -> Result<Module, DeviceError> {
     let mut raw = std::ptr::null_mut();
     // SAFETY: the image is whole; a pointer to a live local.
-    check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, cubin.as_ptr().cast()) })?;
+    check(
+        "cuModuleLoadData",
+        outside_captures(|| unsafe { sys::cuModuleLoadData(&mut raw, cubin.as_ptr().cast()) }),
+    )?;
     Ok(Module(raw))
 }
 

@@ -73,21 +73,23 @@ impl Cuda {
             }
             let mut device = 0;
             check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as c_int))?;
+            use sys::CUdevice_attribute_enum as Attribute;
+            let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+            let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+            let (name, arch) = (device_name(device)?, major * 10 + minor);
+            new_enough(&name, arch)?;
             // A host thread that waits spins: waking it up would cost more than a whole solve.
             let spin = sys::CUctx_flags_enum::CU_CTX_SCHED_SPIN as u32;
             check("cuDevicePrimaryCtxSetFlags", sys::cuDevicePrimaryCtxSetFlags_v2(device, spin))?;
             let mut context = std::ptr::null_mut();
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
             keep_alive(device)?;
-            use sys::CUdevice_attribute_enum as Attribute;
-            let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-            let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
             let cuda = Self(Arc::new(Context {
                 device,
                 context,
-                name: device_name(device)?,
+                name,
                 driver: dotted(version),
-                arch: major * 10 + minor,
+                arch,
                 multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 counters: Arc::default(),
                 modules: Mutex::default(),
@@ -140,6 +142,8 @@ impl Cuda {
 impl Drop for Context {
     fn drop(&mut self) {
         let modules = std::mem::take(&mut *self.modules.lock().unwrap_or_else(|e| e.into_inner()));
+        // SAFETY: the context is still there. Modules are unloaded from the current one.
+        unsafe { sys::cuCtxSetCurrent(self.context) };
         drop(modules);
         // SAFETY: retained once in `open`; the context itself stays, see `keep_alive`. A failure has nobody left to tell.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
@@ -163,6 +167,21 @@ fn keep_alive(device: sys::CUdevice) -> Result<(), DeviceError> {
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
     }
     Ok(())
+}
+
+/// The oldest cards that the kernels are written for: those that copy to shared memory on their own and multiply TF32.
+const LEAST_ARCH: u32 = 80;
+
+fn new_enough(name: &str, arch: u32) -> Result<(), DeviceError> {
+    let dotted = |arch: u32| format!("{}.{}", arch / 10, arch % 10);
+    match arch >= LEAST_ARCH {
+        true => Ok(()),
+        false => Err(DeviceError::CardTooOld {
+            name: name.to_owned(),
+            found: dotted(arch),
+            needed: dotted(LEAST_ARCH),
+        }),
+    }
 }
 
 fn dotted(version: c_int) -> String {
@@ -221,5 +240,17 @@ fn description(result: sys::CUresult) -> String {
         } else {
             CStr::from_ptr(text).to_string_lossy().into_owned()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_before_ampere_are_refused_by_name() {
+        assert!(new_enough("NVIDIA A100", 80).is_ok() && new_enough("NVIDIA B200", 100).is_ok());
+        let error = new_enough("Tesla T4", 75).unwrap_err().to_string();
+        assert!(error.contains("Tesla T4 has compute capability 7.5, the kernels need 8.0"), "{error}");
     }
 }

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use cudarc::driver::sys;
@@ -9,11 +10,33 @@ use crate::device::{DeviceError, Telemetry};
 /// Read by captures, written by calls that spoil those of other threads.
 static CAPTURES: RwLock<()> = RwLock::new(());
 
+thread_local! {
+    /// Whether this thread captures.
+    static CAPTURING: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Calls something that may wait for the whole context, such as giving back memory or a library's handle, while no thread
-/// captures: the driver would end the captures of all. A capture itself must not call any such thing.
+/// captures: the driver would end the captures of all. A capture itself must not call any such thing; where one does, the
+/// driver says so as the capture ends.
 pub(super) fn outside_captures<T>(call: impl FnOnce() -> T) -> T {
-    let _alone = CAPTURES.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = (!CAPTURING.get()).then(|| CAPTURES.write().unwrap_or_else(PoisonError::into_inner));
     call()
+}
+
+/// Says that this thread captures, until it is dropped.
+struct Capturing;
+
+impl Capturing {
+    fn begin() -> Self {
+        CAPTURING.set(true);
+        Self
+    }
+}
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        CAPTURING.set(false);
+    }
 }
 
 /// A queue of work on a card: what is queued runs in order.
@@ -97,7 +120,8 @@ impl Stream {
         self.cuda.bind()?;
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         let before = self.telemetry();
-        let _capturing = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
+        let _others = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
+        let _this = Capturing::begin();
         // SAFETY: the stream is alive; the graph that capture ends with is taken over by `Graph`, also after an error.
         unsafe {
             check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.raw, mode))?;
@@ -124,7 +148,7 @@ impl Drop for Stream {
             // SAFETY: created in `new`, destroyed once; work still queued is finished first.
             unsafe {
                 sys::cuStreamSynchronize(self.raw);
-                sys::cuStreamDestroy_v2(self.raw);
+                outside_captures(|| sys::cuStreamDestroy_v2(self.raw));
             }
         }
     }
