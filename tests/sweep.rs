@@ -123,6 +123,13 @@ fn a_killed_battery_goes_on_to_the_same_table() {
     std::fs::write(folder.path().join("battery.toml"), battery.replace("seeds = [0, 1]", "seeds = [0]"))
         .unwrap();
     assert!(!sweep(folder.path(), "killed", &["--resume"]).status().unwrap().success());
+    // So does one of something else.
+    std::fs::create_dir(folder.path().join("mine")).unwrap();
+    std::fs::write(folder.path().join("mine/notes.txt"), "mine").unwrap();
+    let output = sweep(folder.path(), "mine", &[]).stderr(Stdio::piped()).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("holds no battery's fits"), "{message}");
+    assert_eq!(std::fs::read_dir(folder.path().join("mine")).unwrap().count(), 1);
 }
 
 fn wide(files: &str) -> String {

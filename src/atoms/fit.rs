@@ -42,6 +42,17 @@ pub enum Outcome {
     Nothing,
 }
 
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Converged => "converged",
+            Self::RoundLimit => "still moving after the last round",
+            Self::TimeLimit => "the time was up",
+            Self::Nothing => "nothing was found",
+        })
+    }
+}
+
 /// Why no further atom was born.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -19,7 +19,7 @@ impl DeviceArgs {
     /// The device itself; `auto` says once which it took and why.
     pub fn open(&self) -> Result<Device> {
         let Selection { device, reason } = select(self.device).into_diagnostic()?;
-        self.say(&reason);
+        self.say(&device, &reason);
         Ok(device)
     }
 
@@ -31,12 +31,12 @@ impl DeviceArgs {
     {
         let Selection { device, reason } = select(self.device).into_diagnostic()?;
         let (device, reason) = match fits(&device) {
-            Err(error) if self.device == DevicePolicy::Auto => {
+            Err(error) if self.device == DevicePolicy::Auto && !matches!(device, Device::Host) => {
                 (Device::Host, format!("auto took the host: {error} ({reason})"))
             }
             fits => (device, fits.map(|()| reason).into_diagnostic()?),
         };
-        self.say(&reason);
+        self.say(&device, &reason);
         Ok(device)
     }
 
@@ -55,14 +55,22 @@ impl DeviceArgs {
                 (Backend::Host, format!("auto took the host, arrow systems do not run on wgpu ({reason})"))
             }
         };
-        self.say(&reason);
+        self.say(&Device::Host, &reason);
         Ok(backend)
     }
 
-    fn say(&self, reason: &str) {
+    fn say(&self, device: &Device, reason: &str) {
         if self.device == DevicePolicy::Auto {
             eprintln!("device: {reason}");
         }
+        #[cfg(feature = "wgpu")]
+        if let Device::Wgpu(wgpu) = device
+            && wgpu.is_software()
+        {
+            eprintln!("device: {} is software on this processor, and slower than --device host", wgpu.name());
+        }
+        #[cfg(not(feature = "wgpu"))]
+        let _ = device;
     }
 }
 

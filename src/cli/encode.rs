@@ -6,7 +6,7 @@ use serde_json::json;
 
 use lapidary::atoms::file;
 
-use super::{print, print_json};
+use super::{check_free, print, print_json, wrote};
 
 /// Apply a saved dictionary to activations: which atoms are on in each row, and where on them it lies
 #[derive(clap::Args)]
@@ -27,6 +27,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_free(args.output.as_deref())?;
     let dictionary = file::read_dictionary(&args.dictionary).into_diagnostic()?;
     let activations = file::read_activations(&args.activations, args.tensor.as_deref()).into_diagnostic()?;
     let measures = dictionary
@@ -35,6 +36,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .wrap_err_with(|| args.activations.display().to_string())?;
     if let Some(output) = &args.output {
         file::write_codes(output, &measures.codes).into_diagnostic()?;
+        wrote(output);
     }
     if args.json {
         print_json(&json!({

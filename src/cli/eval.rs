@@ -19,6 +19,7 @@ const USUAL_WINDOW: usize = 2048;
 
 /// Perplexity of a model on a text, and its divergence from the original
 #[derive(clap::Args)]
+#[command(override_usage = "lapidary eval <MODEL> --text <FILE>... [OPTIONS]")]
 pub struct Args {
     /// Hugging Face folder (packed or not) or GGUF file
     model: PathBuf,
@@ -155,9 +156,12 @@ fn cut(args: &Args, checkpoint: &Checkpoint, tokenizer: &Tokenizer, text: &Text)
     let mut windows = Windows::cut(text, tokenizer, window, bos).into_diagnostic()?;
     let wanted = args.windows.map_or(windows.count().max(1), |n| n as usize);
     if windows.count() < wanted {
-        let what = format!("{wanted} windows of {} tokens", windows.len);
+        let (what, instead) = match wanted {
+            1 => (format!("a window of {} tokens", windows.len), "a shorter --window"),
+            _ => (format!("{wanted} windows of {} tokens", windows.len), "fewer --windows"),
+        };
         let (tokens, needed) = (windows.text_tokens, wanted * windows.len);
-        return Err(TextError::TooShort { tokens, needed, what }).into_diagnostic();
+        return Err(TextError::TooShort { tokens, needed, what, instead }).into_diagnostic();
     }
     windows.truncate(wanted);
     Ok(windows)

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use miette::{IntoDiagnostic, Result, WrapErr};
+use miette::{IntoDiagnostic, Result, WrapErr, miette};
 
 use lapidary::model::{Checkpoint, Decoder};
 
@@ -102,6 +102,23 @@ fn print(text: &str) -> Result<()> {
 
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(&serde_json::to_string_pretty(value).into_diagnostic()?)
+}
+
+/// Refuses to write over what is there: a file, or a folder that holds something.
+fn check_free(output: Option<&Path>) -> Result<()> {
+    let Some(output) = output else { return Ok(()) };
+    let empty = std::fs::read_dir(output).is_ok_and(|mut entries| entries.next().is_none());
+    match output.symlink_metadata() {
+        Ok(_) if !empty => {
+            Err(miette!("{} exists already: choose another name, or move it away", output.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says where something was written.
+fn wrote(output: &Path) {
+    eprintln!("written to {}", output.display());
 }
 
 fn open(path: &Path) -> Result<(Checkpoint, Decoder)> {

@@ -12,6 +12,7 @@ use lapidary::compress::fit::{check_fits, check_outputs_count};
 use lapidary::compress::journal::{Journal, JournalError};
 use lapidary::compress::observer::Observer;
 use lapidary::compress::packing::Packing;
+use lapidary::compress::pipeline::KEPT_BY_PLAN;
 use lapidary::compress::plan::Plan;
 use lapidary::compress::recipe::{Recipe, RecipeName};
 use lapidary::compress::tune::Tuner;
@@ -28,6 +29,7 @@ use super::{local, print};
 
 /// Pack a model: each linear layer becomes ±1 factors with a few scales
 #[derive(clap::Args)]
+#[command(override_usage = "lapidary pack <MODEL> --output <DIR> [OPTIONS]")]
 pub struct Args {
     /// Hugging Face folder or GGUF file
     model: PathBuf,
@@ -157,7 +159,7 @@ pub fn with_knobs(mut recipe: Recipe, sets: &[String]) -> Result<Recipe> {
         let Some((key, value)) = set.split_once('=') else {
             return Err(miette::miette!("--set {set}: give KNOB=VALUE, as in --set blend=0.3"));
         };
-        recipe = recipe.set(key, value).into_diagnostic().wrap_err("--set")?;
+        recipe = recipe.set(key, value).map_err(|error| miette::miette!("--set {error}"))?;
     }
     Ok(recipe)
 }
@@ -169,6 +171,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (Some(file), bits) => read_plan(file, bits, &checkpoint)?,
         (None, bits) => Plan::uniform(bits.unwrap_or(1.0)),
     };
+    plan.resolve(checkpoint.config().layers).into_diagnostic()?;
     let recipe = recipe(&args)?;
     let texts = args.sources.read(&recipe)?;
     let encoder = encoder(&args, &checkpoint, &recipe, &plan)?;
@@ -309,7 +312,10 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
             "retried on the host: {retried} layers that the device could not encode (lapidary inspect)"
         ));
     }
-    let dense: Vec<_> = packing.dense().collect();
+    let (planned, dense): (Vec<_>, Vec<_>) = packing.dense().partition(|(_, reason)| *reason == KEPT_BY_PLAN);
+    if !planned.is_empty() {
+        lines.push(format!("stays dense, as the plan says: {} layers", planned.len()));
+    }
     if !dense.is_empty() {
         lines.push("stays dense:".into());
         lines.extend(dense.iter().map(|(name, reason)| format!("  {name}: {reason}")));

@@ -1,17 +1,25 @@
+use std::fmt::Write;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use lapidary::compress::journal::Record;
 use lapidary::compress::observer::{Event, Observer, Stage};
+use lapidary::compress::pipeline::KEPT_BY_PLAN;
 use lapidary::compress::tuning::Tuned;
 
 /// A bar with rate and time left; nothing at all when stderr is not a terminal.
 pub fn bar(length: u64, unit: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
-    let template = format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {unit} · {{per_sec}} · {{eta}} left");
-    bar.set_style(ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let template = format!("{{msg}} [{{bar:30}}] {{pos}}/{{len}} {unit}{{speed}}");
+    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    // Before the first one is done nothing is known of either.
+    bar.set_style(style.with_key("speed", |state: &ProgressState, out: &mut dyn Write| {
+        if state.pos() > 0 {
+            let _ = write!(out, " · {:.1}/s · {} left", state.per_sec(), HumanDuration(state.eta()));
+        }
+    }));
     bar.enable_steady_tick(Duration::from_millis(500));
     bar
 }
@@ -39,7 +47,7 @@ struct State {
 
 impl PackProgress {
     pub fn new(lines: bool) -> Self {
-        let bar = bar(0, "tensors");
+        let bar = ProgressBar::hidden();
         Self { state: Mutex::new(State { bar, layers: 0 }), lines }
     }
 
@@ -98,10 +106,10 @@ impl Observer for PackProgress {
     }
 }
 
-/// What is said even where nobody watches: a tensor that stays dense, or that the device could not do.
+/// What is said even where nobody watches: a tensor that stays dense unasked, or that the device could not do.
 fn worth_a_line(record: &Record) -> bool {
     match record {
-        Record::Dense { .. } => true,
+        Record::Dense { reason } => reason != KEPT_BY_PLAN,
         Record::Packed { quality, .. } => quality.retried.is_some(),
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use lapidary::arrow::{Budget, Frame, Params, Ridge, file};
 
 use super::device::DeviceArgs;
-use super::{print, print_json};
+use super::{check_free, print, print_json, wrote};
 
 /// Solve an arrow-structured system: safetensors in, δ = (H + ridge)⁻¹b out
 #[derive(clap::Args)]
@@ -36,6 +36,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_free(args.output.as_deref())?;
     let ridge = match (args.ridge, args.relative_ridge) {
         (Some(rho), _) => Ridge::Absolute { row: rho, border: rho },
         (_, Some(rho)) => Ridge::Relative(rho),
@@ -67,6 +68,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     });
     if let Some(output) = &args.output {
         file::write(output, &system, &solution.step, report.to_string()).into_diagnostic()?;
+        wrote(output);
     }
     if args.json {
         print_json(&report)?;

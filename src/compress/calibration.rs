@@ -299,6 +299,10 @@ fn split(available: usize, params: CalibrationParams, tokens: Tokens) -> Result<
             tokens: available,
             needed: needed.max(2).saturating_mul(window),
             what: format!("a fit and a held-out part in windows of {window} tokens"),
+            instead: match needed {
+                ..=2 => "a shorter window",
+                _ => "fewer tokens to fit on or to judge by (--fit-tokens, --heldout-tokens)",
+            },
         });
     }
     Ok((fit, heldout))

@@ -21,6 +21,9 @@ use crate::device::Device;
 use crate::model::text::TextError;
 use crate::model::{Checkpoint, Decoder, Linear, LinearName, Site, Tokenizer};
 
+/// Why a tensor is dense that the plan does not pack.
+pub const KEPT_BY_PLAN: &str = "kept dense by the plan";
+
 /// What to pack, how, and where to.
 pub struct PackParams {
     /// The folder to write; it must not exist.
@@ -393,7 +396,7 @@ impl Run<'_> {
             match assignment {
                 Assignment::Pack(budget) => jobs.push(Job { name, budget }),
                 Assignment::KeepDense => {
-                    let record = self.journal.write_dense(&tensor, "kept dense by the plan".into())?;
+                    let record = self.journal.write_dense(&tensor, KEPT_BY_PLAN.into())?;
                     self.observer.event(Event::Tensor {
                         name: &tensor,
                         record: &record,

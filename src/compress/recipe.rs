@@ -208,7 +208,7 @@ impl Recipe {
         let knob = whole.pointer_mut(&pointer).filter(|knob| key != "name" && !knob.is_object());
         let Some(knob) = knob else {
             let known = knobs("", &serde_json::to_value(self).map_err(|e| error(e.to_string()))?);
-            return Err(error(format!("there is no such knob; there are {}", known.join(", "))));
+            return Err(error(format!("there is no such knob; there are `{}`", known.join("`, `"))));
         };
         *knob = match knob.is_string() {
             true => value.into(),

@@ -13,6 +13,8 @@ use crate::model::{Checkpoint, Decoder, LinearName};
 pub enum VerifyError {
     #[error("{0}: there is no such folder")]
     NoFolder(PathBuf),
+    #[error("{0} is a file: give the folder that pack wrote")]
+    File(PathBuf),
     #[error("{0}: this is no packed model (it has no packing.json)")]
     NotPacked(PathBuf),
     #[error(transparent)]
@@ -33,6 +35,9 @@ pub struct Verification {
 /// packing.json has no checksum of its own: what cannot be computed again from the folder (the source, the errors of
 /// the fit) is taken as it stands there.
 pub fn verify(folder: &Path) -> Result<Verification, VerifyError> {
+    if folder.is_file() {
+        return Err(VerifyError::File(folder.into()));
+    }
     if !folder.is_dir() {
         return Err(VerifyError::NoFolder(folder.into()));
     }

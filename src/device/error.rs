@@ -47,6 +47,19 @@ impl DeviceError {
     }
 }
 
+impl DeviceError {
+    /// Why a device is not there, in a few words; other errors as they are.
+    pub fn in_short(&self) -> String {
+        match self {
+            Self::MissingLibrary { library, .. } => format!("{library} was not found"),
+            Self::NoCard => "there is no NVIDIA card".into(),
+            Self::NoAdapter { .. } => "there is no other graphics card".into(),
+            Self::NotBuilt { policy, .. } => format!("{policy} is not built in"),
+            error => error.to_string(),
+        }
+    }
+}
+
 fn library_hint() -> &'static str {
     "install it, or name its folder in LD_LIBRARY_PATH or CUDA_HOME, or run with --device host"
 }

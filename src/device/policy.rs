@@ -66,11 +66,15 @@ fn fastest() -> Selection {
     };
     match open_wgpu(Adapters::Hardware) {
         Ok(device) => {
-            let reason = format!("auto took wgpu: {} works; {cuda}", device.name());
+            let reason = format!("auto took wgpu: {} works; {}", device.name(), cuda.in_short());
             Selection { device, reason }
         }
         Err(error) => {
-            Selection { device: Device::Host, reason: format!("auto took the host: {cuda}; {error}") }
+            let device = Device::Host;
+            let name = device.name();
+            let (cuda, wgpu) = (cuda.in_short(), error.in_short());
+            let reason = format!("auto took the {name}: {cuda}, {wgpu} (--device cuda and wgpu say more)");
+            Selection { device, reason }
         }
     }
 }

@@ -68,7 +68,7 @@ fn summary(html: &mut String, report: &Report<'_>) {
         let _ = writeln!(html, "<tr><th>{}</th><td>{}</td></tr>", escaped(name), escaped(value));
     };
     let certificate = report.certificate;
-    line("outcome", &format!("{:?}; births ended since {}", certificate.outcome, certificate.ending));
+    line("outcome", &format!("{}; births ended since {}", certificate.outcome, certificate.ending));
     line("rows", &format!("{} of {}", report.codes.len(), report.dictionary.space.width));
     for (name, value) in report.measures {
         line(name, value);

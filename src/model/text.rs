@@ -31,8 +31,8 @@ pub enum TextError {
     NotUtf8 { file: PathBuf, line: usize, at: usize },
     #[error("{file}: the file is empty; give a text to calibrate or measure on")]
     Empty { file: PathBuf },
-    #[error("the text has {tokens} tokens, but {what} needs {needed}; give more text or a shorter window")]
-    TooShort { tokens: usize, needed: usize, what: String },
+    #[error("the text has {tokens} tokens, but {what} needs {needed}: give more text, or {instead}")]
+    TooShort { tokens: usize, needed: usize, what: String, instead: &'static str },
     #[error(
         "a window takes {positions} positions (a start token counted), but the model knows {most}: use a shorter window"
     )]

@@ -36,6 +36,18 @@ fn write(file: &Path, slabs: &[Slab]) {
 }
 
 #[test]
+fn no_file_is_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("in.safetensors");
+    write(&file, &example());
+    let before = std::fs::read(&file).unwrap();
+    let output = solve(&file, &["-o", file.to_str().unwrap()]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("exists already"), "{message}");
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+}
+
+#[test]
 fn a_file_is_solved() {
     let folder = tempfile::tempdir().unwrap();
     let (file, out) = (folder.path().join("in.safetensors"), folder.path().join("out.safetensors"));
@@ -58,6 +70,7 @@ fn a_file_is_solved() {
         assert!((report["log_det"].as_f64().unwrap() - 20f64.ln()).abs() < 1e-14);
         assert_eq!(report["about"]["path"], "host");
         let bytes = std::fs::read(&out).unwrap();
+        std::fs::remove_file(&out).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let numbers = |name: &str| -> Vec<f64> {
             let data = tensors.tensor(name).unwrap().data().to_vec();

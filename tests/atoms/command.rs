@@ -95,6 +95,17 @@ fn what_is_wrong_is_said() {
         (vec!["explain", model, "--words", &at("words.json"), "--layer", "1"], "must have one {}"),
         (vec!["explain", model], "--words or --text"),
         (vec!["explain", &at("acts.npy"), "--layer", "3"], "holds activations"),
+        (vec!["explain", &at("acts.npy"), "-o", &at("out")], "out exists already"),
+        (
+            vec![
+                "encode",
+                &at("out/dictionary.safetensors"),
+                &at("acts.npy"),
+                "-o",
+                &at("out/dictionary.safetensors"),
+            ],
+            "exists already",
+        ),
         (vec!["explain", &at("acts.npy"), "--centre", "template"], "--words"),
         (vec!["explain", &at("acts.npy"), "--tokens", "512"], "--text"),
         (

@@ -9,9 +9,10 @@ use lapidary::atoms::baseline::{Baselines, Size, baselines};
 use lapidary::atoms::measure::Measures;
 use lapidary::atoms::picture::{self, Labels};
 use lapidary::atoms::{self, Code, Fit, FitParams, Shape, file};
+use lapidary::device::write_durably;
 use lapidary::explain::{self, Recovered, Report};
 
-use super::{print, print_json};
+use super::{check_free, print, print_json, wrote};
 
 mod activations;
 mod text;
@@ -88,6 +89,7 @@ impl From<CentreArg> for explain::Centre {
 }
 
 pub fn run(args: Args) -> Result<ExitCode> {
+    check_free(args.output.as_deref())?;
     let params = params(&args)?;
     match (&args.words, &args.text) {
         (Some(file), _) => words::run(&args, file, &params),
@@ -258,7 +260,7 @@ impl Explained {
         let certificate = &self.fit.certificate;
         let mut lines = vec![
             self.title.clone(),
-            format!("outcome: {:?}; births ended since {}", certificate.outcome, certificate.ending),
+            format!("outcome: {}; births ended since {}", certificate.outcome, certificate.ending),
         ];
         lines.extend(self.lines().into_iter().map(|(name, value)| format!("{name}: {value}")));
         if let Some(recovered) = self.recovered {
@@ -303,8 +305,10 @@ impl Explained {
         }
         for (name, text) in files {
             let file = folder.join(name);
-            std::fs::write(&file, text).into_diagnostic().wrap_err_with(|| file.display().to_string())?;
+            let written = write_durably(&file, |out| out.write_all(text.as_bytes()));
+            written.into_diagnostic().wrap_err_with(|| file.display().to_string())?;
         }
+        wrote(&folder.join("report.html"));
         Ok(())
     }
 }

@@ -86,6 +86,10 @@ impl Journal {
                     "is missing beside fits, so nothing tells whose they are; choose another folder".into(),
                 ));
             }
+            // A run that ended before it said whose it is leaves an empty folder of fits, and perhaps a temporary file.
+            Err(_) if holds_other_things(folder) => {
+                return Err(SweepError::Occupied { folder: folder.into() });
+            }
             Err(_) => {
                 std::fs::create_dir_all(folder.join("fits"))
                     .map_err(|e| failed(format!("cannot be made: {e}")))?;
@@ -137,6 +141,16 @@ impl Journal {
         let text = serde_json::to_vec_pretty(record).map_err(|e| failed(e.to_string()))?;
         write_durably(&file, |out| out.write_all(&text))
             .map_err(|e| failed(format!("cannot be written: {e}; what was finished is safe, resume later")))
+    }
+}
+
+/// Whether a folder holds what no sweep makes before it says whose it is.
+fn holds_other_things(folder: &Path) -> bool {
+    let other =
+        |name: std::ffi::OsString| name != "fits" && !name.to_string_lossy().starts_with("battery.json.");
+    match std::fs::read_dir(folder) {
+        Ok(entries) => entries.filter_map(Result::ok).any(|entry| other(entry.file_name())),
+        Err(_) => folder.symlink_metadata().is_ok(),
     }
 }
 

@@ -33,6 +33,8 @@ pub enum SweepError {
     Battery { file: PathBuf, what: String },
     #[error("{folder} holds another battery; choose another folder, or delete it to start again")]
     Foreign { folder: PathBuf },
+    #[error("{folder} exists already and holds no battery's fits: choose another folder, or move it away")]
+    Occupied { folder: PathBuf },
     #[error("{folder} holds fits of this battery; continue them with --resume, or delete it to start again")]
     Interrupted { folder: PathBuf },
     #[error(transparent)]

@@ -45,7 +45,7 @@ pub(crate) fn located(
     for tensor in declared {
         let (shape, range) = extent(&tensor)?;
         let bytes = data.slice(range.clone()).ok_or_else(|| {
-            let problem = format!("bytes {range:?} lie past the end of the file's {} data bytes", data.len());
+            let problem = format!("bytes {range:?} lie past the end of the file's {} data bytes: it is damaged or incomplete, fetch it again", data.len());
             Fault::tensor(&tensor.name, problem)
         })?;
         if range.start < at {
