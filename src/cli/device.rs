@@ -31,7 +31,7 @@ impl DeviceArgs {
     {
         let Selection { device, reason } = select(self.device).into_diagnostic()?;
         let (device, reason) = match fits(&device) {
-            Err(error) if self.device == DevicePolicy::Auto && !matches!(device, Device::Host) => {
+            Err(error) if self.device == DevicePolicy::Auto => {
                 (Device::Host, format!("auto took the host: {error} ({reason})"))
             }
             fits => (device, fits.map(|()| reason).into_diagnostic()?),

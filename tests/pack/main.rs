@@ -290,7 +290,9 @@ fn what_is_measured_without_what_it_needs_is_said() {
     let (model, text) = (common::tiny(""), common::tiny("calibration.txt"));
     let (model, text) = (model.to_str().unwrap(), text.to_str().unwrap());
     let whole = ["--device", "host", "--no-pack", "--model", model, "--text", text];
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
+        (&[], "--model"),
+        (&["--shapes", "--divisor", "2"], "--block7b"),
         (&["--text", text], "--model"),
         (&["--set", "damping=0.1"], "--model"),
         (&[&whole[..], &["--blocks", "0", "--test", text]].concat(), "nothing is compared"),

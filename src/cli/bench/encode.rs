@@ -30,6 +30,7 @@ const WINDOW: usize = 512;
 
 /// The encoder: packing a model, its quality against the reference, and a block of a 7B model's shapes
 #[derive(clap::Args)]
+#[command(group(clap::ArgGroup::new("measured").required(true).multiple(true).args(["model", "block7b", "shapes"])))]
 pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
@@ -68,7 +69,7 @@ pub struct Args {
     #[arg(long)]
     block7b: bool,
     /// Divide the sides of that block
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "block7b", value_parser = clap::value_parser!(u32).range(1..=64))]
     divisor: u32,
     /// Encode single tensors whose sides and ranks vary; a table, and with --out a plot, shapes.svg
     #[arg(long)]

@@ -163,18 +163,20 @@ fn read_circle(codes: &[Code], rows: &WordRows, words: usize, atom: usize) -> Ci
     Circle { atom, angles, coherence }
 }
 
-/// Words by their angles, from the first one on.
+/// Words by their angles, from the first one on; a circle has no direction, so in that in which more of them rise.
 fn around(angles: &[Option<f64>], words: &[String]) -> String {
     let first = angles.first().copied().flatten().unwrap_or(0.0);
-    let mut on: Vec<(f64, &str)> = angles
-        .iter()
-        .zip(words)
-        .filter_map(|(angle, word)| {
-            Some(((angle.as_ref()? - first).rem_euclid(std::f64::consts::TAU), word.as_str()))
-        })
-        .collect();
+    let from_first = |angle: f64| (angle - first).rem_euclid(std::f64::consts::TAU);
+    let mut on: Vec<(f64, usize)> =
+        angles.iter().enumerate().filter_map(|(k, angle)| Some((from_first((*angle)?), k))).collect();
     on.sort_by(|a, b| a.0.total_cmp(&b.0));
-    on.into_iter().map(|(_, word)| word).collect::<Vec<_>>().join(" ")
+    let rising = on.windows(2).filter(|pair| pair[0].1 < pair[1].1).count();
+    if let [_, others @ ..] = &mut on[..]
+        && 2 * rising < others.len()
+    {
+        others.reverse();
+    }
+    on.into_iter().map(|(_, k)| words[k].as_str()).collect::<Vec<_>>().join(" ")
 }
 
 /// Place of the words' own order among all cyclic orders, each by the best layer: 1 is first. Up to 8 words.
@@ -264,6 +266,17 @@ mod tests {
     /// A flat cloud of 40 rows in four dimensions.
     fn rows() -> Vec<f64> {
         (0..160).map(|i| f64::from(i * i * 7919 % 1009) / 1009.0 - 0.5).collect()
+    }
+
+    #[test]
+    fn words_round_a_circle_begin_with_the_first_and_rise() {
+        let words = ["a", "b", "c", "d", "e"].map(str::to_owned);
+        let around = |angles: [f64; 5]| super::around(&angles.map(Some), &words);
+        assert_eq!(around([1.0, 2.0, 3.0, 4.0, 5.0]), "a b c d e");
+        assert_eq!(around([5.0, 4.0, 3.0, 2.0, 1.0]), "a b c d e");
+        assert_eq!(around([0.0, 2.0, 1.0, 3.0, 4.0]), "a c b d e");
+        assert_eq!(super::around(&[Some(1.0), None, Some(0.5), None, Some(0.8)], &words), "a c e");
+        assert_eq!(super::around(&[None; 5], &words), "");
     }
 
     #[test]
