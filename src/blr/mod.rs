@@ -3,6 +3,7 @@
 pub mod apply;
 pub mod payload;
 pub mod rank;
+mod scaled;
 
 pub use payload::{PathParts, Payload, PayloadError};
 pub use rank::{Budget, Clipped, Rank, rank_for};

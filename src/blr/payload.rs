@@ -98,7 +98,7 @@ impl Shape {
         HEADER_BYTES as u128 + paths * (2 * (rows + cols + rank) + rank / 8 * (rows + cols))
     }
 
-    fn path_bytes(self) -> usize {
+    pub(super) fn path_bytes(self) -> usize {
         2 * (self.rows + self.cols + self.rank) + self.rank / 8 * (self.rows + self.cols)
     }
 }
@@ -148,30 +148,6 @@ impl Payload {
             bytes.extend(parts.u.chunks_exact(8).map(|signs| byte_of(|k| signs[k])));
             for k in 0..rank {
                 bytes.extend((0..cols / 8).map(|byte| byte_of(|j| parts.v[(8 * byte + j) * rank + k])));
-            }
-        }
-        Self::parse(bytes.into())
-    }
-
-    /// `diag(2^e)·Ŵ` for m exponents e, exact where no scale leaves f16's normal numbers.
-    ///
-    /// # Errors
-    /// The scale that becomes infinite.
-    ///
-    /// # Panics
-    /// When there are not m exponents.
-    pub fn with_rows_times(
-        &self,
-        exponents: impl Iterator<Item = i32> + Clone,
-    ) -> Result<Self, PayloadError> {
-        let Shape { rows, .. } = self.shape;
-        assert_eq!(exponents.clone().count(), rows, "an exponent for each output");
-        let mut bytes = self.bytes.as_slice().to_vec();
-        for path in bytes[HEADER_BYTES..].chunks_exact_mut(self.shape.path_bytes()) {
-            let scales = path[..2 * rows].as_chunks_mut::<2>().0;
-            for (scale, exponent) in scales.iter_mut().zip(exponents.clone()) {
-                let scaled = f64::from(f16::from_le_bytes(*scale)) * 2f64.powi(exponent);
-                *scale = f16::from_f64(scaled).to_le_bytes();
             }
         }
         Self::parse(bytes.into())
@@ -327,11 +303,11 @@ fn byte_of(sign: impl Fn(usize) -> i8) -> u8 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// 9 x 16 at rank 8: powers of two as scales, signs from a small rule.
-    fn small(paths: usize) -> Payload {
+    pub(in super::super) fn small(paths: usize) -> Payload {
         let power = |k: usize| f16::from_f32(2f32.powi((k % 5) as i32 - 2));
         let h: Vec<f16> = (0..9).map(power).collect();
         let g: Vec<f16> = (0..16).map(|j| power(j + 1)).collect();
@@ -375,22 +351,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn rows_times_powers_of_two_are_exact_and_what_overflows_is_named() {
-        let exponents = (0..9).map(|i| i % 5 - 2);
-        for paths in [1, 2] {
-            let (payload, times) = (small(paths), small(paths).with_rows_times(exponents.clone()).unwrap());
-            let (before, after) = (payload.dequantise(), times.dequantise());
-            for (k, (before, after)) in before.iter().zip(after).enumerate() {
-                assert_eq!(after, before * 2f64.powi((k / 16) as i32 % 5 - 2));
-            }
-            let back = times.with_rows_times(exponents.clone().map(|e| -e)).unwrap();
-            assert_eq!(back.bytes().as_slice(), payload.bytes().as_slice());
-        }
-        let error = small(2).with_rows_times((0..9).map(|i| if i == 4 { 40 } else { 0 })).unwrap_err();
-        assert!(matches!(error, PayloadError::Scale { path: 0, vector: 'h', index: 4, .. }), "{error}");
     }
 
     #[test]

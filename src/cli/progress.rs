@@ -1,6 +1,6 @@
 use std::fmt::Write;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
@@ -33,9 +33,11 @@ pub fn bytes_bar() -> ProgressBar {
     bar
 }
 
-/// Draws a pack run: one bar over all tensors, a line for each finished tensor and each warning.
+/// Draws a pack run: one bar over all tensors, a line for each finished tensor and each warning; where nobody watches, a line
+/// for each block.
 pub struct PackProgress {
     state: Mutex<State>,
+    began: Instant,
     /// Whether a line is printed for each tensor.
     lines: bool,
 }
@@ -43,12 +45,14 @@ pub struct PackProgress {
 struct State {
     bar: ProgressBar,
     layers: usize,
+    /// What a line was printed for last: a block, or all of the model.
+    said: Option<usize>,
 }
 
 impl PackProgress {
     pub fn new(lines: bool) -> Self {
         let bar = ProgressBar::hidden();
-        Self { state: Mutex::new(State { bar, layers: 0 }), lines }
+        Self { state: Mutex::new(State { bar, layers: 0, said: None }), began: Instant::now(), lines }
     }
 
     fn say(state: &State, line: &str) {
@@ -63,6 +67,9 @@ impl Observer for PackProgress {
             Event::BeginText { tokens } => {
                 state.bar = bar(tokens as u64, "tokens");
                 state.bar.set_message("writing calibration text");
+                if !self.lines {
+                    eprintln!("writing {tokens} tokens of calibration text");
+                }
             }
             Event::Wrote { tokens } => state.bar.inc(tokens as u64),
             Event::Begin { layers } => {
@@ -83,6 +90,10 @@ impl Observer for PackProgress {
                     true => format!("block {}/{}", layer + 1, state.layers),
                     false => "model".to_owned(),
                 };
+                if !self.lines && state.said != Some(layer) {
+                    eprintln!("{place} after {:.0} s", self.began.elapsed().as_secs_f64());
+                    state.said = Some(layer);
+                }
                 state.bar.set_message(format!("{place} {doing}"));
             }
             Event::Tensor { name, record, took, .. } => {

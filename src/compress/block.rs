@@ -170,7 +170,10 @@ impl BlockEncoder<'_> {
                 moved = packed.moved;
                 match self.unweighted(layer_name, &packed.payload) {
                     Ok(payload) => self.journal.write_packed(&name, &payload, packed.quality)?,
-                    Err(error) => self.journal.write_dense(&name, error.to_string())?,
+                    Err(error) => self.journal.write_dense(
+                        &name,
+                        format!("what its outputs count leaves f16's range ({error}); --set output_weights=0 packs it"),
+                    )?,
                 }
             }
             Outcome::Dense(reason) => self.journal.write_dense(&name, reason)?,
