@@ -213,6 +213,9 @@ fn what_no_calibration_can_tell_is_refused_before_anything_is_done() {
     let error = check(&wide.checkpoint(), &wide.params(Recipe::fast())).unwrap_err().to_string();
     assert!(error.contains("the heads have 320 numbers"), "{error}");
     assert!(check(&wide.checkpoint(), &wide.params(Recipe::nvg2())).is_ok());
+    // A run that is taken up may have found them before.
+    let resumed = PackParams { resume: true, ..wide.params(Recipe::fast()) };
+    assert!(check(&wide.checkpoint(), &resumed).is_ok());
     assert!(!model.output().exists() && !Journal::folder_of(&model.output()).exists());
 }
 

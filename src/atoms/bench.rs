@@ -132,7 +132,7 @@ pub fn figures(trials: &[Trial]) -> Vec<Figure> {
         }
         let mut put = |what: &str, value: f64, unit, note: Option<String>| {
             let name = format!("atoms.{}.{what}", case.name());
-            figures.push(Figure { name, value, unit, floor: None, residual: None, note });
+            figures.push(Figure::new(name, value, unit, note));
         };
         let count = |passes: &dyn Fn(&Trial) -> bool| of.iter().filter(|trial| passes(trial)).count() as f64;
         let over = |value: &dyn Fn(&Trial) -> f64| {

@@ -61,6 +61,13 @@ pub struct Figure {
     pub note: Option<String>,
 }
 
+impl Figure {
+    /// One without a floor or a residual.
+    pub fn new(name: String, value: f64, unit: &'static str, note: Option<String>) -> Self {
+        Self { name, value, unit, floor: None, residual: None, note }
+    }
+}
+
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
@@ -174,7 +181,7 @@ impl Bench<'_> {
     }
 
     fn push_named(&mut self, name: String, value: f64, unit: &'static str) -> &mut Figure {
-        self.figures.push(Figure { name, value, unit, floor: None, residual: None, note: None });
+        self.figures.push(Figure::new(name, value, unit, None));
         let last = self.figures.len() - 1;
         &mut self.figures[last]
     }

@@ -115,7 +115,7 @@ impl Size {
         let mut put = |what: &str, value: f64, unit: &'static str, note: String| {
             let name = self.figure(device, what);
             let note = (!note.is_empty()).then_some(note);
-            figures.push(Figure { name, value, unit, floor: None, residual: None, note });
+            figures.push(Figure::new(name, value, unit, note));
         };
         put("s", usage.seconds, "s", told(&fit));
         put("found", found as f64, "circles", format!("of {}, recovery from {FOUND}", planted.atoms));
@@ -157,13 +157,8 @@ impl Size {
             found += recovered.iter().filter(|r| **r >= FOUND).count();
             circles += planted.atoms;
         }
-        let put = |what: &str, value: f64, unit: &'static str, note: &str| Figure {
-            name: self.figure(device, what),
-            value,
-            unit,
-            floor: None,
-            residual: None,
-            note: Some(note.to_owned()),
+        let put = |what: &str, value: f64, unit: &'static str, note: &str| {
+            Figure::new(self.figure(device, what), value, unit, Some(note.into()))
         };
         Ok(vec![
             put("speedup", seconds / together.usage.seconds, "1", "over one after another"),

@@ -117,7 +117,7 @@ fn kind(device: &Device) -> &'static str {
 }
 
 fn figure(figures: &mut Vec<Figure>, name: String, value: f64, unit: &'static str, note: Option<String>) {
-    figures.push(Figure { name, value, unit, floor: None, residual: None, note });
+    figures.push(Figure::new(name, value, unit, note));
 }
 
 fn measure_model(
