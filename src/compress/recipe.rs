@@ -318,7 +318,7 @@ mod tests {
             ("paths", "three", "unknown variant"),
             ("name", "nvg", "no such knob"),
             ("params", "{}", "no such knob"),
-            ("params.gauge", "1", "params.gauge_steps, "),
+            ("params.gauge", "1", "`params.gauge_steps`, "),
             ("params.gauge_steps", "-3", "expected usize"),
             ("reconstruct.scales", "-1", "from 0 to 1"),
         ] {
