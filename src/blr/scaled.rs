@@ -52,8 +52,8 @@ fn binades(values: impl Iterator<Item = f64>) -> Option<[i32; 2]> {
     })
 }
 
-/// The smallest power of two that goes from l over to h so that both are normal numbers of f16; where there is none,
-/// nothing becomes infinite if that can be.
+/// The smallest power of two that goes from l over to h so that both are normal numbers of f16; where there is none, the
+/// smallest that leaves nothing infinite, if that can be: what is stored below the normal numbers stays as it is.
 fn shift(h: Option<[i32; 2]>, l: Option<[i32; 2]>) -> i32 {
     const LOWEST: i32 = -14;
     const HIGHEST: i32 = 15;
@@ -61,7 +61,7 @@ fn shift(h: Option<[i32; 2]>, l: Option<[i32; 2]>) -> i32 {
     let finite_l = l_high - HIGHEST;
     let least = (LOWEST - h_low).max(finite_l);
     let most = (HIGHEST - h_high).min(l_low - LOWEST);
-    if least <= most { 0.clamp(least, most) } else { most.max(finite_l) }
+    if least <= most { 0.clamp(least, most) } else { (HIGHEST - h_high).min(0).max(finite_l) }
 }
 
 #[cfg(test)]
@@ -88,6 +88,9 @@ mod tests {
             assert!(times.dequantise().into_iter().eq(expected), "2^{exponent}");
             assert!(times.paths().all(|path| path.h.iter().chain(path.l.iter()).all(f16::is_normal)));
         }
+        // What no power of two makes normal is left alone, or as far as it has to go.
+        assert_eq!(shift(Some([-14, 3]), Some([-24, 0])), 0);
+        assert_eq!(shift(Some([-14, 18]), Some([-24, 0])), -3);
         let error = small(2).with_rows_times((0..9).map(|i| if i == 4 { 40 } else { 0 })).unwrap_err();
         assert!(matches!(error, PayloadError::Scale { path: 0, vector: 'h', index: 4, .. }), "{error}");
     }

@@ -344,8 +344,8 @@ impl Sums {
 
     fn divided(&self, from: impl Fn(usize, usize) -> (usize, usize) + Sync) -> Mat<f64> {
         let mut mean = Mat::zeros(self.n, self.n);
-        mean.par_col_iter_mut().enumerate().for_each(|(j, column)| {
-            for (i, entry) in column.iter_mut().enumerate() {
+        mean.par_col_iter_mut().enumerate().for_each(|(j, entries)| {
+            for (i, entry) in entries.iter_mut().enumerate() {
                 let (row, column) = from(i, j);
                 *entry = f64::from(self.numbers[row * self.n + column]) / self.count as f64;
             }
