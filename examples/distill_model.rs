@@ -96,7 +96,7 @@ fn tune(device: &Device, [original, packed, text, tokens]: [&str; 4], knobs: &[&
     }
     let after = perplexity(&student)?;
     let report = done.report;
-    let ms = report.seconds * 1e3 / report.steps as f64;
+    let ms = report.seconds * 1e3 / report.trained.steps as f64;
     println!(
         "  {:?} fit {:.4} to {:.4}, held out {:.4} to {:.4}; tail {before:.2} to {after:.2}; {:.1} s, {} steps, {ms:.1} ms each, {:.1} GB",
         report.verdict,
@@ -105,10 +105,10 @@ fn tune(device: &Device, [original, packed, text, tokens]: [&str; 4], knobs: &[&
         report.heldout.before,
         report.heldout.after,
         report.seconds,
-        report.steps,
+        report.trained.steps,
         report.bytes as f64 / 1e9
     );
-    println!("  fit by pass {:.3?}", report.passes);
+    println!("  fit by pass {:.3?}", report.trained.passes);
     Ok(())
 }
 

@@ -167,7 +167,7 @@ fn distill(device: &Device, decoder: &Decoder, tokens: usize) -> Result<()> {
     println!(
         "{:9.3} s   distilling, {} steps over {} positions, all judged before and after: {:.2} GB, {:?}",
         report.seconds,
-        report.steps,
+        report.trained.steps,
         fit * WINDOW,
         report.bytes as f64 / 1e9,
         report.heldout,

@@ -23,7 +23,7 @@ use lapidary::model::Checkpoint;
 
 use super::device::DeviceArgs;
 use super::profile::Profile;
-use super::progress::PackProgress;
+use super::progress::{PackProgress, turned_back};
 use super::sources::SourceArgs;
 use super::{local, print};
 
@@ -298,7 +298,8 @@ fn summary(packing: &Packing, output: &std::path::Path, seconds: f64) -> String 
         let losses = tuned.heldout.map_or_else(String::new, |[before, after]| {
             format!(": held-out divergence {before:.4} -> {after:.4} nats")
         });
-        lines.push(format!("model  distilled{losses}{kept}"));
+        let back = turned_back(tuned);
+        lines.push(format!("model  distilled{losses}{back}{kept}"));
     }
     let clipped = packing.clipped();
     if clipped > 0 {

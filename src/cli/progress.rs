@@ -131,7 +131,15 @@ fn tuned_line(tuned: &Tuned) -> String {
     let losses = tuned
         .heldout
         .map_or_else(String::new, |[before, after]| format!(" held-out loss {before:.4} -> {after:.4}"));
-    format!("{what}:{losses} by gradients{dropped}")
+    format!("{what}:{losses} by gradients{}{dropped}", turned_back(tuned))
+}
+
+/// How often training went astray.
+pub fn turned_back(tuned: &Tuned) -> String {
+    match tuned.turned_back {
+        0 => String::new(),
+        count => format!(", {count} times back to the best state and on at half the rates"),
+    }
 }
 
 fn tensor_line(name: &str, record: &Record, took: Option<Duration>) -> String {

@@ -79,6 +79,13 @@ pub struct Tuned {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<String>,
     pub steps: usize,
+    /// How often it went back to the best state and on at half the rates.
+    #[serde(default, skip_serializing_if = "none")]
+    pub turned_back: usize,
+}
+
+fn none(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Tuned {
@@ -93,7 +100,8 @@ impl Tuned {
             fit: Some([report.fit.before, report.fit.after]),
             heldout: Some([report.heldout.before, report.heldout.after]),
             dropped,
-            steps: report.steps,
+            steps: report.trained.steps,
+            turned_back: report.trained.turned_back,
         }
     }
 }
@@ -102,7 +110,14 @@ impl Tuned {
     /// Where a device has no room to train: what is packed stays as it is, and the record says so.
     pub(super) fn without_room(layer: Option<usize>, error: &TuneError) -> Option<Self> {
         let TuneError::Device(DeviceError::Memory { .. }) = error else { return None };
-        Some(Self { layer, fit: None, heldout: None, dropped: Some(error.to_string()), steps: 0 })
+        Some(Self {
+            layer,
+            fit: None,
+            heldout: None,
+            dropped: Some(error.to_string()),
+            steps: 0,
+            turned_back: 0,
+        })
     }
 }
 

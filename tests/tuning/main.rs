@@ -106,10 +106,10 @@ fn a_reconstructed_block_is_closer_on_text_it_has_not_seen() {
         let tuned = embedded.tune(&device, &embedded.packed, &params);
         let report = &tuned.report;
         println!("{}: {report:?}", device.name());
-        assert_eq!((report.verdict.clone(), report.steps), (Verdict::Kept, 8 * 20));
+        assert_eq!((report.verdict.clone(), report.trained.steps), (Verdict::Kept, 8 * 20));
         assert_eq!(tuned.linears.len(), 7);
         assert!(report.heldout.after < 0.7 * report.heldout.before, "{:?}", report.heldout);
-        assert!(report.passes[7] < report.passes[0], "{:?}", report.passes);
+        assert!(report.trained.passes[7] < report.trained.passes[0], "{:?}", report.trained.passes);
         // The host's own forward pass agrees with the report.
         let mut block = embedded.packed.clone();
         for (name, linear) in &tuned.linears {
@@ -168,6 +168,31 @@ fn a_distilled_model_is_closer_on_text_it_has_not_seen() {
             all.iter().map(|(layer, name, linear)| (*layer, bytes(&[(*name, linear.clone())]))).collect()
         };
         assert_eq!(stored(&again.linears), stored(&tuned.linears), "{}: the same bytes", device.name());
+    }
+}
+
+/// Rates so high that the first passes lead away, and never back.
+#[test]
+fn training_that_goes_astray_turns_back() {
+    let [original, packed] = decoders();
+    let tokens = tokens(POSITIONS * 30);
+    let (input, target) = (
+        original.embed(&tokens).unwrap(),
+        original.hidden(&tokens, Run::Windows { len: POSITIONS }, &mut NoCapture).unwrap(),
+    );
+    let windows = Windows { input: &input, target: &target, positions: POSITIONS, fit: 24 };
+    let rates = Rates { scales: Some(0.5), signs: Some(1e-1), dense: None };
+    let params = TuneParams { passes: 8, batch: 150, rates, ..TuneParams::distill() };
+    let embedded = embedded();
+    for device in common::tuning_devices() {
+        let mut tuner = Tuner::new(&device).unwrap();
+        let model = tuner.distill(&packed, &windows, &params).unwrap().report;
+        let block = embedded.tune(&device, &embedded.packed, &params).report;
+        for report in [model, block] {
+            println!("{}: {report:?}", device.name());
+            assert!(report.trained.turned_back > 0, "{report:?}");
+            assert_eq!(report.verdict, Verdict::Kept, "{report:?}");
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 use std::time::Instant;
 
-use super::best::Best;
+use super::best::{Best, Course, judged_after};
 use super::linear::StoreError;
 use super::model::{Batches, Keep, TunedModel};
 use super::optimiser::Optimiser;
-use super::reconstruct::{Change, TuneReport, Tuner, Verdict, read_stored};
+use super::reconstruct::{Change, Trained, TuneReport, Tuner, Verdict, read_stored};
 use super::room::placed;
 use super::windows::shuffle;
 use super::{TuneError, TuneParams, Windows};
@@ -31,8 +31,8 @@ impl Tuner {
     /// temperature 1); usually over scales alone, with signs as they are. `windows.input` is the stream of embeddings,
     /// `windows.target` the original's stream behind its last block.
     ///
-    /// Held-out windows are judged after every pass. Of the passes the best is kept where, as it is stored, it is closer
-    /// than the model was before.
+    /// Held-out windows are judged as [`TuneParams`] says. The best state is kept where, as it is stored, it is closer than
+    /// the model was before.
     pub fn distill(
         &mut self,
         decoder: &Decoder,
@@ -53,7 +53,7 @@ impl Tuner {
         if let Some(loss) = before.iter().find(|loss| !loss.is_finite()) {
             return Err(windows.bad_number(run.hidden, 0, *loss));
         }
-        let (passes, steps) = run.train(&loaded, params, before[1])?;
+        let trained = run.train(&loaded, params, before[1])?;
         let (linears, after, verdict) = match run.stored(decoder) {
             Ok((linears, stored)) => {
                 plan.model.load(run.arena, &stored);
@@ -69,7 +69,7 @@ impl Tuner {
         };
         let [fit, heldout] = [0, 1].map(|part| Change { before: before[part], after: after[part] });
         let (bytes, seconds) = (len as u64 * 4, began.elapsed().as_secs_f64());
-        let report = TuneReport { fit, heldout, verdict, passes, steps, bytes, seconds };
+        let report = TuneReport { fit, heldout, verdict, trained, bytes, seconds };
         Ok(Distillation { linears, report })
     }
 
@@ -149,40 +149,35 @@ impl Run<'_> {
         }
     }
 
-    /// The mean divergence of each pass, and the number of steps; the parameters are those of the best pass afterwards.
+    /// The parameters are those of the best state afterwards.
     fn train(
         &mut self,
         loaded: &[Vec<Adam>],
         params: &TuneParams,
         before: f64,
-    ) -> Result<(Vec<f64>, usize), TuneError> {
+    ) -> Result<Trained, TuneError> {
         let mut order: Vec<usize> = (0..self.windows.fit).collect();
         let heldout: Vec<usize> = (self.windows.fit..self.plan.errors.rows).collect();
         let a_pass = order.len().div_ceil(self.plan.batch);
-        let optimiser = |items: &Vec<Adam>| Optimiser::new(items.clone(), params.passes * a_pass);
-        let mut optimisers: Vec<Optimiser> = loaded.iter().map(optimiser).collect();
+        let steps = params.passes * a_pass;
+        let mut optimisers: Vec<Optimiser> =
+            loaded.iter().map(|items| Optimiser::new(items.clone(), steps)).collect();
         let mut random = SplitMix64::new(params.seed);
-        let (mut passes, mut best) = (Vec::new(), before);
-        self.plan.best.keep(self.arena, loaded.iter().flatten());
+        let mut course = Course::begin(self.arena, self.plan.best, loaded.concat(), before);
+        let mut passes = Vec::new();
         for _ in 0..params.passes {
             shuffle(&mut order, &mut random);
-            for batch in order.chunks(self.plan.batch) {
-                self.step(batch, params.precision, &mut optimisers);
+            for some in order.chunks(judged_after(a_pass) * self.plan.batch) {
+                for batch in some.chunks(self.plan.batch) {
+                    self.step(batch, params.precision, &mut optimisers);
+                }
+                self.measure(&heldout, Precision::F32);
+                let now = self.loss(&heldout)?;
+                course.judge(self.arena, now, &mut optimisers);
             }
             passes.push(self.loss(&order)?);
-            self.measure(&heldout, Precision::F32);
-            let now = self.loss(&heldout)?;
-            if now.is_nan() {
-                break;
-            }
-            if now < best {
-                best = now;
-                self.plan.best.keep(self.arena, loaded.iter().flatten());
-            }
         }
-        self.plan.best.restore(self.arena, loaded.iter().flatten());
-        let steps = passes.len() * a_pass;
-        Ok((passes, steps))
+        Ok(Trained { passes, steps, turned_back: course.end(self.arena) })
     }
 
     fn step(&mut self, batch: &[usize], precision: Precision, optimisers: &mut [Optimiser]) {

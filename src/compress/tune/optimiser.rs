@@ -72,12 +72,14 @@ pub(super) struct Optimiser {
     items: Vec<Adam>,
     step: usize,
     steps: usize,
+    /// Steps since its means began.
+    age: usize,
 }
 
 impl Optimiser {
     /// `items` hold their first rates.
     pub fn new(items: Vec<Adam>, steps: usize) -> Self {
-        Self { items, step: 0, steps }
+        Self { items, step: 0, steps, age: 0 }
     }
 
     /// Whether it trains nothing.
@@ -89,8 +91,15 @@ impl Optimiser {
         let factor = cosine(self.step, self.steps);
         let items: Vec<Adam> =
             self.items.iter().map(|item| Adam { rate: item.rate * factor, ..*item }).collect();
-        adam(arena, self.step, &items);
+        adam(arena, self.age, &items);
         self.step += 1;
+        self.age += 1;
+    }
+
+    /// Goes on from other parameters, half as fast; the means begin anew.
+    pub fn back_off(&mut self) {
+        self.items.iter_mut().for_each(|item| item.rate *= 0.5);
+        self.age = 0;
     }
 }
 

@@ -1,5 +1,6 @@
 use std::time::Instant;
 
+use super::best::{Course, judged_after};
 use super::block::{InputGradient, Sum, TunedBlock};
 use super::linear::{Form, StoreError};
 use super::optimiser::Optimiser;
@@ -39,12 +40,20 @@ pub struct TuneReport {
     pub fit: Change,
     pub heldout: Change,
     pub verdict: Verdict,
-    /// The mean loss of the steps of each pass.
-    pub passes: Vec<f64>,
-    pub steps: usize,
+    pub trained: Trained,
     /// Bytes of the arena that were used.
     pub bytes: u64,
     pub seconds: f64,
+}
+
+/// The way there.
+#[derive(Clone, Debug, Default)]
+pub struct Trained {
+    /// The mean loss of the steps of each pass.
+    pub passes: Vec<f64>,
+    pub steps: usize,
+    /// How often it went back to the best state, see [`TuneParams`].
+    pub turned_back: usize,
 }
 
 /// A loss before and after, the latter of the result as it is stored.
@@ -98,8 +107,9 @@ impl Tuner {
         self.arena = None;
     }
 
-    /// Minimises the distance of what a block gives from the target, over what `params` has rates for. Of the passes the best for
-    /// held-out windows is kept, where as it is stored it is closer than the block was; the same bytes from the same inputs on the same device.
+    /// Minimises the distance of what a block gives from the target, over what `params` has rates for. The best
+    /// state for held-out windows is kept, where as it is stored it is closer than the block was; the same bytes from the
+    /// same inputs on the same device.
     pub fn reconstruct(
         &mut self,
         config: &Config,
@@ -123,11 +133,11 @@ impl Tuner {
         if let Some(loss) = before.iter().find(|loss| !loss.is_finite()) {
             return Err(windows.bad_number(config.hidden, block.layer(), *loss));
         }
-        let (passes, steps) = run.train(items, params, before[1])?;
+        let trained = run.train(items, params, before[1])?;
         let Judged { linears, after, verdict } = run.judge(block, before)?;
         let [fit, heldout] = [0, 1].map(|part| Change { before: before[part], after: after[part] });
         let (bytes, seconds) = (plan.len as u64 * 4, began.elapsed().as_secs_f64());
-        let report = TuneReport { fit, heldout, verdict, passes, steps, bytes, seconds };
+        let report = TuneReport { fit, heldout, verdict, trained, bytes, seconds };
         Ok(Reconstruction { linears, report })
     }
 
@@ -206,38 +216,32 @@ impl Run<'_> {
         }
     }
 
-    /// The mean loss of each pass, and the number of steps; the parameters are those of the pass that brought held-out
-    /// windows closest afterwards, or those of the beginning.
-    fn train(
-        &mut self,
-        items: Vec<Adam>,
-        params: &TuneParams,
-        before: f64,
-    ) -> Result<(Vec<f64>, usize), TuneError> {
+    /// The parameters are those of the best state afterwards.
+    fn train(&mut self, items: Vec<Adam>, params: &TuneParams, before: f64) -> Result<Trained, TuneError> {
         let mut order: Vec<usize> = (0..self.windows.fit).collect();
         let batch = (params.batch / self.positions()).max(1);
-        let steps = params.passes * order.len().div_ceil(batch);
+        let a_pass = order.len().div_ceil(batch);
+        let steps = params.passes * a_pass;
         let mut optimiser = Optimiser::new(items.clone(), steps);
         let mut random = SplitMix64::new(params.seed);
-        let (mut passes, mut best) = (Vec::new(), before);
-        self.plan.best.keep(self.arena, items.iter());
+        let mut course = Course::begin(self.arena, self.plan.best, items, before);
+        let (mut passes, fit) = (Vec::new(), self.windows.fit * self.positions());
         for _ in 0..params.passes {
             shuffle(&mut order, &mut random);
-            for batch in order.chunks(batch) {
-                self.step(batch, params.precision);
-                optimiser.step(self.arena);
+            let mut errors = Vec::new();
+            for some in order.chunks(judged_after(a_pass) * batch) {
+                for batch in some.chunks(batch) {
+                    self.step(batch, params.precision);
+                    optimiser.step(self.arena);
+                }
+                self.measure(self.windows.fit..self.plan.errors.rows);
+                errors = self.errors()?;
+                let now = self.loss(&errors[fit..]);
+                course.judge(self.arena, now, std::slice::from_mut(&mut optimiser));
             }
-            self.measure(self.windows.fit..self.plan.errors.rows);
-            let (errors, fit) = (self.errors()?, self.windows.fit * self.positions());
             passes.push(self.loss(&errors[..fit]));
-            let now = self.loss(&errors[fit..]);
-            if now < best {
-                best = now;
-                self.plan.best.keep(self.arena, items.iter());
-            }
         }
-        self.plan.best.restore(self.arena, items.iter());
-        Ok((passes, steps))
+        Ok(Trained { passes, steps, turned_back: course.end(self.arena) })
     }
 
     /// From the parameters as they are to their gradients over some windows.
