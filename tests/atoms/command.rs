@@ -1,6 +1,6 @@
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use assert_cmd::Command;
 use lapidary::atoms::file;
@@ -62,6 +62,51 @@ fn activations_are_explained_saved_and_encoded() {
     assert!(encoded["explained"].as_f64().unwrap() > 0.9);
     let dictionary = file::read_dictionary(at("out/dictionary.safetensors").as_ref()).unwrap();
     assert_eq!(dictionary.encode(&planted.x, planted.width).unwrap().len(), planted.truth.len());
+}
+
+#[test]
+fn blocks_that_are_explained_stay_when_the_rest_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny");
+    let words = format!("{tiny}/words.json");
+    let explain = |output: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lapidary"));
+        command.args(["explain", tiny, "--words", &words, "--set", "weekday", "--layer", "all"]);
+        command.args(["--centre", "template", "--json", "-o"]).arg(at(output));
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+    };
+    let read =
+        |file: &str| -> serde_json::Value { serde_json::from_slice(&fs::read(at(file)).unwrap()).unwrap() };
+
+    let out = explain("whole").output().unwrap();
+    assert!(out.status.success());
+    let whole: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let without_seconds = |mut report: serde_json::Value| {
+        report["layers"].as_array_mut().unwrap().iter_mut().for_each(|layer| layer["seconds"] = 0.into());
+        report
+    };
+    assert_eq!(read("whole/weekday/words.json"), whole[0]);
+    assert_eq!(whole[0]["layers"].as_array().unwrap().len(), 4);
+    for layer in 1..=4 {
+        let dictionary = at(&format!("whole/weekday/block-0{layer}/dictionary.safetensors"));
+        assert_eq!(file::read_dictionary(&dictionary).unwrap().space.width, 192);
+    }
+    for layer in whole[0]["layers"].as_array().unwrap() {
+        assert!(layer["pca"].as_f64().is_some_and(|pca| pca > 0.0), "{layer}");
+    }
+
+    let mut stopped = explain("stopped").spawn().unwrap();
+    while !at("stopped/weekday/words.json").exists() && stopped.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
+    let part = without_seconds(read("stopped/weekday/words.json"));
+    let layers = part["layers"].as_array().unwrap();
+    assert_eq!(layers[..], without_seconds(whole[0].clone())["layers"].as_array().unwrap()[..layers.len()]);
+    assert!(at("stopped/weekday/block-01/report.html").exists());
 }
 
 #[test]

@@ -65,7 +65,8 @@ pub struct Args {
     /// Time a fit may take; the best so far is kept
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// Write activations, dictionary and codes (safetensors), report.html and a picture of each atom into this folder
+    /// Write activations, dictionary and codes (safetensors), report.html and a picture of each atom into this folder; of
+    /// words into a folder a set, with `--layer all` a folder a block, as soon as it is explained
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Print one JSON object
@@ -213,6 +214,9 @@ impl Explained {
             lines.push(("principal components, equal coefficients".into(), format!("{:.4}", linear.pca)));
             lines
                 .push(("TopK directions, equal rows and coefficients".into(), format!("{:.4}", linear.topk)));
+            if linear.pca.max(linear.topk) > m.explained {
+                lines.push(("verdict".into(), "plain directions explain more than these shapes do".into()));
+            }
         }
         let space = &self.fit.dictionary.space;
         lines.push((
@@ -252,6 +256,7 @@ impl Explained {
     fn show(&self, args: &Args) -> Result<()> {
         if let Some(folder) = &args.output {
             self.write(folder)?;
+            wrote(&folder.join("report.html"));
         }
         if args.json { print_json(&self.json()) } else { self.tell() }
     }
@@ -308,7 +313,6 @@ impl Explained {
             let written = write_durably(&file, |out| out.write_all(text.as_bytes()));
             written.into_diagnostic().wrap_err_with(|| file.display().to_string())?;
         }
-        wrote(&folder.join("report.html"));
         Ok(())
     }
 }

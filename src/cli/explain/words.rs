@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use miette::{IntoDiagnostic, Result, WrapErr, miette};
 use serde_json::{Value, json};
 
+use lapidary::atoms::baseline::Baselines;
 use lapidary::atoms::{self, Code, FitParams, Outcome, Shape};
+use lapidary::device::write_durably;
 use lapidary::explain::{
     Centre, Order, WordRows, WordSet, coherence, control, cyclic_orders, read_words, word_angles, word_rows,
 };
@@ -13,7 +15,7 @@ use lapidary::model::{Decoder, Tokenizer};
 
 use super::{Args, Explained, explained, one_layer};
 use crate::cli::table::Table;
-use crate::cli::{open, print, print_json};
+use crate::cli::{open, print, print_json, wrote};
 
 /// Controls drawn for each layer.
 const CONTROLS: u64 = 5;
@@ -91,27 +93,37 @@ fn explain_set(
     let all = args.layer.as_deref() == Some("all");
     let chosen: Vec<usize> =
         if all { (0..rows.layers.len()).collect() } else { vec![one_layer(args, rows.layers.len())?] };
-    let mut layers = Vec::new();
+    let folder = args.output.as_ref().map(|output| output.join(name));
+    let mut layers: Vec<Layer> = Vec::new();
     for layer in chosen {
         eprintln!("{name}: block {}", layer + 1);
         layers.push(explain_layer(args, params, (name, set), &rows, layer)?);
+        // What is found stays, whatever becomes of the rest.
+        if let (Some(folder), [.., last]) = (&folder, &layers[..]) {
+            let of_block = folder.join(format!("block-{:02}", layer + 1));
+            last.explained.write(if all { &of_block } else { folder })?;
+            let found = serde_json::to_vec_pretty(&report(name, set, &layers)).into_diagnostic()?;
+            let file = folder.join("words.json");
+            let written = write_durably(&file, |out| out.write_all(&found));
+            written.into_diagnostic().wrap_err_with(|| file.display().to_string())?;
+        }
     }
-    let best = layers.iter().filter(|layer| layer.circle.is_some()).max_by(|a, b| {
-        let value = |layer: &Layer| layer.circle.as_ref().map_or(0.0, |circle| circle.coherence);
-        value(a).total_cmp(&value(b))
-    });
-    let shown = if all { best } else { layers.first() };
-    if let (Some(layer), Some(folder)) = (shown, &args.output) {
-        layer.explained.write(&folder.join(name))?;
+    if let Some(folder) = &folder {
+        wrote(folder);
     }
-    let rank = order_rank(&layers, set.words.len());
     if !args.json {
-        show(name, set, &layers, rank)?;
-        if let Some(layer) = shown.filter(|_| !all) {
+        show(name, set, &layers)?;
+        if let ([layer], false) = (&layers[..], all) {
             layer.explained.tell()?;
         }
     }
-    Ok(report(name, set, &layers, best, rank))
+    Ok(report(name, set, &layers))
+}
+
+/// The block whose circle has the words most in their own order.
+fn best(layers: &[Layer]) -> Option<(&Layer, &Circle)> {
+    let circles = layers.iter().filter_map(|layer| Some((layer, layer.circle.as_ref()?)));
+    circles.max_by(|(_, a), (_, b)| a.coherence.total_cmp(&b.coherence))
 }
 
 fn explain_layer(
@@ -205,38 +217,50 @@ fn shapes(layer: &Layer) -> String {
     counts.into_iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
 }
 
-fn show(name: &str, set: &WordSet, layers: &[Layer], rank: Option<(usize, usize)>) -> Result<()> {
-    let mut table =
-        Table::new(&["block", "explained", "atoms", "coherence", "round the circle", "false circles"]);
+fn show(name: &str, set: &WordSet, layers: &[Layer]) -> Result<()> {
+    let mut table = Table::new(&[
+        "block",
+        "explained",
+        "components",
+        "directions",
+        "atoms",
+        "coherence",
+        "round the circle",
+        "false circles",
+    ]);
     for layer in layers {
         let circle = layer.circle.as_ref();
+        let plain = |of: fn(Baselines) -> f64| {
+            layer.explained.baselines.map_or_else(String::new, |b| format!("{:.3}", of(b)))
+        };
         table.row(vec![
             (layer.layer + 1).to_string(),
             format!("{:.3}", layer.explained.measures.explained),
+            plain(|b| b.pca),
+            plain(|b| b.topk),
             shapes(layer),
             circle.map_or_else(String::new, |circle| format!("{:.3}", circle.coherence)),
             circle.map_or_else(String::new, |circle| around(&circle.angles, &set.words)),
             layer.controls.to_string(),
         ]);
     }
-    let mut text = format!("{name}\n{table}");
-    if let Some((rank, of)) = rank {
+    let mut text = format!(
+        "{name}\n{table}components and directions: what principal components and TopK directions explain with as many coefficients\n"
+    );
+    if let Some((rank, of)) = order_rank(layers, set.words.len()) {
         text += &format!("the words' own order is number {rank} of {of} cyclic orders\n");
     }
     print(text.trim_end())
 }
 
-fn report(
-    name: &str,
-    set: &WordSet,
-    layers: &[Layer],
-    best: Option<&Layer>,
-    rank: Option<(usize, usize)>,
-) -> Value {
+fn report(name: &str, set: &WordSet, layers: &[Layer]) -> Value {
+    let (best, rank) = (best(layers), order_rank(layers, set.words.len()));
     let layer_json = |layer: &Layer| {
         json!({
             "block": layer.layer + 1,
             "explained": layer.explained.measures.explained,
+            "pca": layer.explained.baselines.map(|b| b.pca),
+            "topk": layer.explained.baselines.map(|b| b.topk),
             "shapes": layer.explained.fit.dictionary.atoms.iter().map(|atom| atom.shape.to_string()).collect::<Vec<_>>(),
             "atom": layer.circle.as_ref().map(|circle| circle.atom),
             "coherence": layer.circle.as_ref().map(|circle| circle.coherence),
@@ -249,8 +273,8 @@ fn report(
     };
     json!({
         "words": name,
-        "coherence": best.and_then(|layer| layer.circle.as_ref()).map(|circle| circle.coherence),
-        "block": best.map(|layer| layer.layer + 1),
+        "coherence": best.map(|(_, circle)| circle.coherence),
+        "block": best.map(|(layer, _)| layer.layer + 1),
         "order_rank": rank.map(|(rank, _)| rank),
         "orders": rank.map(|(_, of)| of),
         "layers": layers.iter().map(layer_json).collect::<Vec<_>>(),
