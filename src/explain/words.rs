@@ -1,7 +1,9 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::ExplainError;
 use crate::model::{Capture, Decoder, Run, Tokenizer};
@@ -44,12 +46,24 @@ pub struct WordRows {
 pub fn read_words(file: &Path) -> Result<BTreeMap<String, WordSet>, ExplainError> {
     let wrong = |what: String| ExplainError::Words { file: file.into(), what };
     let text = std::fs::read_to_string(file).map_err(|e| wrong(format!("cannot be read: {e}")))?;
-    let sets: BTreeMap<String, WordSet> = serde_json::from_str(&text).map_err(|e| {
+    let Sets(sets) = serde_json::from_str(&text).map_err(|e| {
         wrong(format!(
             "is no list of words, {{\"name\": {{\"words\": [...], \"templates\": [\"... {{}}\"]}}}}: {e}"
         ))
     })?;
     for (name, set) in &sets {
+        // A set's name is that of its folder.
+        if name.trim().is_empty() || name.starts_with('.') || name.contains(['/', '\\', ':', '\0']) {
+            return Err(wrong(format!(
+                "`{name}` cannot be a folder's name: begin it with no dot, without / \\ and :"
+            )));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(word) = set.words.iter().find(|word| word.trim().is_empty() || !seen.insert(word.trim()))
+        {
+            let what = if word.trim().is_empty() { "an empty word" } else { "a word twice" };
+            return Err(wrong(format!("`{name}` has {what}: \"{word}\"")));
+        }
         if set.words.len() < 2 || set.templates.is_empty() {
             return Err(wrong(format!("`{name}` needs two words and one template at least")));
         }
@@ -58,6 +72,34 @@ pub fn read_words(file: &Path) -> Result<BTreeMap<String, WordSet>, ExplainError
         }
     }
     if sets.is_empty() { Err(wrong("holds no words".into())) } else { Ok(sets) }
+}
+
+/// Sets by name, each once.
+struct Sets(BTreeMap<String, WordSet>);
+
+impl<'de> Deserialize<'de> for Sets {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Named;
+        impl<'de> Visitor<'de> for Named {
+            type Value = Sets;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("sets of words by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Sets, A::Error> {
+                let mut sets = BTreeMap::new();
+                while let Some((name, set)) = map.next_entry::<String, WordSet>()? {
+                    if sets.contains_key(&name) {
+                        return Err(A::Error::custom(format!("there are two sets `{name}`")));
+                    }
+                    sets.insert(name, set);
+                }
+                Ok(Sets(sets))
+            }
+        }
+        from.deserialize_map(Named)
+    }
 }
 
 /// Runs every sentence up to its word, whose last token is read: what follows it changes nothing before it.

@@ -58,21 +58,22 @@ impl fmt::Display for Controls {
 /// Explains labelled words after one block, or after every one.
 pub fn run(args: &Args, file: &Path, params: &FitParams) -> Result<ExitCode> {
     let sets = read_words(file).into_diagnostic()?;
+    let mut names: Vec<&String> = if args.sets.is_empty() { sets.keys().collect() } else { Vec::new() };
+    for name in &args.sets {
+        if !sets.contains_key(name) {
+            let there = sets.keys().cloned().collect::<Vec<_>>().join(", ");
+            return Err(miette!("{} has no words `{name}`; there are: {there}", file.display()));
+        }
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
     let (checkpoint, decoder) = open(&args.input)?;
     let tokenizer = checkpoint.tokenizer().into_diagnostic()?;
     let start = checkpoint.config().start_token();
-    let names: Vec<&String> =
-        if args.sets.is_empty() { sets.keys().collect() } else { args.sets.iter().collect() };
     let mut reports = Vec::new();
     for name in names {
-        let set = sets.get(name).ok_or_else(|| {
-            miette!(
-                "{} has no words `{name}`; there are: {}",
-                file.display(),
-                sets.keys().cloned().collect::<Vec<_>>().join(", ")
-            )
-        })?;
-        reports.push(explain_set(args, params, (name, set), (&decoder, &tokenizer, start))?);
+        reports.push(explain_set(args, params, (name, &sets[name]), (&decoder, &tokenizer, start))?);
     }
     if args.json {
         print_json(&reports)?;
