@@ -104,7 +104,7 @@ fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(&serde_json::to_string_pretty(value).into_diagnostic()?)
 }
 
-/// Refuses to write over what is there: a file, or a folder that holds something.
+/// Refuses to write over what is there, a file, or a folder that holds something, and to begin where nothing can be written.
 fn check_free(output: Option<&Path>) -> Result<()> {
     let Some(output) = output else { return Ok(()) };
     let empty = std::fs::read_dir(output).is_ok_and(|mut entries| entries.next().is_none());
@@ -112,8 +112,20 @@ fn check_free(output: Option<&Path>) -> Result<()> {
         Ok(_) if !empty => {
             Err(miette!("{} exists already: choose another name, or move it away", output.display()))
         }
-        _ => Ok(()),
+        _ => check_writable(output),
     }
+}
+
+/// Refuses an output in whose nearest folder no file can be made: it would be found out when all work is done.
+fn check_writable(output: &Path) -> Result<()> {
+    let named = output.ancestors().find(|folder| folder.symlink_metadata().is_ok());
+    let folder = named.unwrap_or(Path::new("."));
+    let probe = folder.join(format!(".lapidary-{}", std::process::id()));
+    let tried = std::fs::File::create_new(&probe).and_then(|_| std::fs::remove_file(&probe));
+    tried.map_err(|error| {
+        let (output, folder) = (output.display(), folder.display());
+        miette!("{output} cannot be written, since {folder} takes no file: {error}; choose an output that can be written")
+    })
 }
 
 /// Says where something was written.

@@ -54,7 +54,8 @@ pub enum JournalError {
     #[error("there is nothing to resume: {folder} does not exist; run without --resume")]
     Nothing { folder: PathBuf },
     #[error(
-        "{folder} holds files, but not identity.json, which says whose they are; delete that folder to start again"
+        "{folder} is where an unfinished run is kept, and holds files that are of none (no identity.json): choose another \
+         output, or move that folder away"
     )]
     Unknown { folder: PathBuf },
     #[error("{folder} is in use by another run; wait for it, or choose another output folder")]
@@ -102,6 +103,19 @@ struct Stored {
     record: Record,
     /// SHA-256 of the two above.
     check: String,
+}
+
+/// Whether a folder holds anything but the lock and a half-written identity: that is all that a run leaves which was killed
+/// before its identity was written.
+fn holds_more(folder: &Path) -> Result<bool, JournalError> {
+    let io_error = |source| JournalError::Io { file: folder.into(), source };
+    for entry in fs::read_dir(folder).map_err(io_error)? {
+        let name = entry.map_err(io_error)?.file_name();
+        if name != LOCK && !name.to_string_lossy().starts_with(IDENTITY) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// What is tuned together.
@@ -175,6 +189,10 @@ impl Journal {
         if resume && !folder.is_dir() {
             return Err(JournalError::Nothing { folder });
         }
+        // A folder of someone else's is left as it is.
+        if folder.is_dir() && !folder.join(IDENTITY).is_file() && holds_more(&folder)? {
+            return Err(JournalError::Unknown { folder });
+        }
         let begin = |source| JournalError::Begin { folder: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(begin)?;
         let lock = File::create(folder.join(LOCK)).map_err(begin)?;
@@ -190,8 +208,6 @@ impl Journal {
                 Some(what) => Err(JournalError::Foreign { folder, what: what.into() }),
                 None => Ok(journal),
             },
-            // A run that was killed before its identity was written left nothing but that file's temporary name.
-            (None, _) if journal.holds_more()? => Err(JournalError::Unknown { folder }),
             (None, _) => match journal.write_json(IDENTITY, identity) {
                 Ok(()) => Ok(journal),
                 Err(error) => {
@@ -212,18 +228,6 @@ impl Journal {
         let folder = self.folder.clone();
         let damaged = |e: serde_json::Error| JournalError::Identity { folder, file, problem: e.to_string() };
         serde_json::from_slice(&bytes).map(Some).map_err(damaged)
-    }
-
-    /// Whether the folder holds anything but the lock and a half-written identity.
-    fn holds_more(&self) -> Result<bool, JournalError> {
-        let io_error = |source| JournalError::Io { file: self.folder.clone(), source };
-        for entry in fs::read_dir(&self.folder).map_err(io_error)? {
-            let name = entry.map_err(io_error)?.file_name();
-            if name != LOCK && !name.to_string_lossy().starts_with(IDENTITY) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     pub fn folder(&self) -> &Path {

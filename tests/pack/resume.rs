@@ -200,8 +200,14 @@ fn a_journal_is_never_lost_or_mixed_up() {
     // A journal that does not say whose it is.
     let identity = fs::read(partial.join("identity.json")).unwrap();
     fs::remove_file(partial.join("identity.json")).unwrap();
-    assert!(failure(resume("out")).contains("not identity.json"));
-    assert!(failure(folder.pack("out", &["--recipe", "dual-svid"])).contains("not identity.json"));
+    assert!(failure(resume("out")).contains("no identity.json"));
+    assert!(failure(folder.pack("out", &["--recipe", "dual-svid"])).contains("no identity.json"));
+    // A folder of somebody else's where the unfinished run would be kept.
+    fs::create_dir(folder.path("own.partial")).unwrap();
+    fs::write(folder.path("own.partial/notes.txt"), "mine").unwrap();
+    let said = failure(folder.pack("own", &["--recipe", "dual-svid"]));
+    assert!(said.contains("choose another") && !said.contains("delete"), "{said}");
+    assert_eq!(fs::read_dir(folder.path("own.partial")).unwrap().count(), 1, "nothing is left in it");
     fs::write(partial.join("identity.json"), "").unwrap();
     assert!(failure(resume("out")).contains("delete the folder"));
     fs::write(partial.join("identity.json"), identity).unwrap();
