@@ -46,14 +46,21 @@ fn error(file: &Path, what: impl Into<String>) -> AtomsError {
 pub fn read_activations(file: &Path, tensor: Option<&str>) -> Result<Activations, AtomsError> {
     let bytes = std::fs::read(file).map_err(|e| error(file, format!("cannot be read: {e}")))?;
     if bytes.starts_with(b"\x93NUMPY") {
+        if let Some(name) = tensor {
+            return Err(error(
+                file,
+                format!("is .npy and holds one tensor without a name: leave `{name}` out"),
+            ));
+        }
         return npy(&bytes).map_err(|what| error(file, what));
     }
     let tensors = SafeTensors::deserialize(&bytes)
         .map_err(|e| error(file, format!("is neither .npy nor safetensors: {e}")))?;
     let names = tensors.names();
     let name = match (tensor, names.as_slice()) {
-        (Some(name), _) => name,
         (None, [only]) => only,
+        (Some(name), [_, ..]) => name,
+        (_, []) => return Err(error(file, "holds no tensors")),
         (None, several) => {
             let mut several = several.to_vec();
             several.sort_unstable();

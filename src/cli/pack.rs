@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use miette::{IntoDiagnostic, Result, WrapErr};
+use sha2::{Digest, Sha256};
 
 use lapidary::compress::allocate::{AllocateParams, Allocation, allocate};
 use lapidary::compress::calibration::CalibrationParams;
@@ -20,12 +21,13 @@ use lapidary::compress::tuning::Tuned;
 use lapidary::compress::{Encoder, PackError, PackParams, check, pack};
 use lapidary::device::{Device, write_durably};
 use lapidary::model::Checkpoint;
+use lapidary::model::text::hex;
 
 use super::device::DeviceArgs;
 use super::profile::Profile;
 use super::progress::{PackProgress, turned_back};
 use super::sources::SourceArgs;
-use super::{local, print};
+use super::{check_writable, local, print};
 
 /// Pack a model: each linear layer becomes ±1 factors with a few scales
 #[derive(clap::Args)]
@@ -174,6 +176,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
     plan.resolve(checkpoint.config().layers).into_diagnostic()?;
     let recipe = recipe(&args)?;
     let texts = args.sources.read(&recipe)?;
+    let given =
+        [("--fit-tokens", args.fit_tokens.is_some()), ("--heldout-tokens", args.heldout_tokens.is_some())];
+    if let Some((option, _)) = given.iter().find(|(_, given)| *given && texts.is_empty()) {
+        return Err(miette::miette!(
+            "{option} is of calibration text, and this recipe takes none: leave it out"
+        ));
+    }
     let encoder = encoder(&args, &checkpoint, &recipe, &plan)?;
     let progress = PackProgress::new(std::io::stderr().is_terminal());
     let mut params = PackParams {
@@ -202,6 +211,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// How a plan that was measured begins; behind it stands the SHA-256 of the one that was asked for.
+const MEASURED: &str = "# by --allocate measured, for the plan ";
+
 /// The plan that the measured responses ask for. A run that is taken up again goes on with the one that it wrote.
 fn allocated(
     args: &Args,
@@ -214,9 +226,29 @@ fn allocated(
     file.push(".plan.toml");
     let file = PathBuf::from(file);
     let journal = Journal::folder_of(&output);
+    // What was asked for is bound to the plan that came of it.
+    let asked = toml::to_string(&params.plan).into_diagnostic()?;
+    let asked = format!("{MEASURED}{}\n", hex(&Sha256::digest(asked)));
     match (args.resume, journal.is_dir()) {
-        (true, true) if file.exists() => return read_plan(&file, None, checkpoint),
-        (true, false) => return Err(JournalError::Nothing { folder: journal }).into_diagnostic(),
+        (true, true) if file.exists() => {
+            let plan = std::fs::read_to_string(&file)
+                .into_diagnostic()
+                .wrap_err_with(|| file.display().to_string())?;
+            if plan.starts_with(MEASURED) && !plan.starts_with(&asked) {
+                let (file, journal) = (file.display(), journal.display());
+                return Err(miette::miette!(
+                    "{file} was measured for another --bits or --plan: repeat the command that began it, or delete it and \
+                     {journal} to start again"
+                ));
+            }
+            return read_plan(&file, None, checkpoint);
+        }
+        (true, false) => {
+            let nothing = JournalError::Nothing { folder: journal };
+            return Err(nothing)
+                .into_diagnostic()
+                .wrap_err("--allocate keeps nothing of what it measures until it is done");
+        }
         (false, true) => return Err(JournalError::Interrupted { folder: journal }).into_diagnostic(),
         _ => {}
     }
@@ -226,6 +258,7 @@ fn allocated(
             "{file} exists already: pack with --plan {file} in the place of --allocate, or move it away"
         ));
     }
+    check_writable(&file)?;
     if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).into_diagnostic().wrap_err_with(|| folder.display().to_string())?;
     }
@@ -235,7 +268,7 @@ fn allocated(
         allocate(checkpoint, measured, progress).into_diagnostic()?;
     // A tensor may have got more than there is room for.
     check_room(params.encoder.device(), checkpoint, &params.recipe, &plan).into_diagnostic()?;
-    let text = toml::to_string(&plan).into_diagnostic()?;
+    let text = asked + &toml::to_string(&plan).into_diagnostic()?;
     let written = write_durably(&file, |out| out.write_all(text.as_bytes()));
     written.into_diagnostic().wrap_err_with(|| file.display().to_string())?;
     let bits = responses.iter().map(|(_, bits)| *bits);

@@ -38,7 +38,8 @@ pub enum TextError {
     )]
     Window { positions: usize, most: usize },
     #[error(
-        "the {part} part is {tokens} tokens, less than one window of {window}; give it at least {window}"
+        "the {part} part is {tokens} tokens, less than one window of {window}; give it at least {window} for each text \
+         that is mixed (--fit-tokens, --heldout-tokens), or take a shorter --window"
     )]
     Part { part: &'static str, tokens: usize, window: usize },
     #[error(transparent)]

@@ -96,6 +96,8 @@ fn the_same_bits_go_further_where_responses_are_measured() {
     }
     killed.kill().unwrap();
     killed.wait().unwrap();
+    let said = failure(folder.pack("again", &["--allocate", "measured", "--resume", "--bits", "3"]));
+    assert!(said.contains("was measured for another --bits or --plan"), "{said}");
     let output = success(folder.pack("again", &["--allocate", "measured", "--resume"]));
     assert!(!output.contains("a weight for 14 layers"), "measured again: {output}");
     assert!(model("again") == model("measured"));
@@ -113,8 +115,12 @@ fn a_plan_that_is_there_is_never_overwritten() {
     assert!(said.contains("out.plan.toml exists already: pack with --plan"), "{said}");
     assert_eq!(fs::read_to_string(&plan).unwrap(), "bits = 2.0\n");
     let said = failure(folder.pack("out", &["--allocate", "measured", "--resume"]));
-    assert!(said.contains("there is nothing to resume"), "{said}");
+    assert!(said.contains("there is nothing to resume") && said.contains("keeps nothing"), "{said}");
     assert!(!folder.path("out").exists() && !folder.path("out.partial").exists());
+    // Where no plan could be written, nothing is measured.
+    fs::write(folder.path("file"), "").unwrap();
+    let said = failure(folder.pack("file/out", &["--allocate", "measured"]));
+    assert!(said.contains("choose an output"), "{said}");
     // Weights that make up for earlier blocks would be fitted beside one that stays as it is.
     fs::write(
         folder.path("plan.toml"),
@@ -244,7 +250,7 @@ fn bad_input_is_said_before_anything_is_written() {
     fs::write(folder.path("bad.toml"), "bits = 1.0\n[layers.9]\nbits = 2.0\n").unwrap();
     let file = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let test = common::tiny("test.txt");
-    let cases: [(&[&str], &str); 24] = [
+    let cases: [(&[&str], &str); 25] = [
         (&["--text", &file("empty.txt")], "the file is empty"),
         (&["--text", &file("latin1.txt")], "line 1, byte 3 is not UTF-8"),
         (&["--text", &file("missing.txt")], "cannot be read"),
@@ -272,6 +278,7 @@ fn bad_input_is_said_before_anything_is_written() {
         (&["--text", &file("short.txt"), "--temperature", "0.7"], "--temperature is of text that the model"),
         (&["--text", &file("short.txt"), "--continued", "0.5"], "--continued is of text that the model"),
         (&["--recipe", "dual-svid", "--allocate", "measured"], "measured on calibration text"),
+        (&["--recipe", "dual-svid", "--fit-tokens", "5"], "--fit-tokens is of calibration text"),
     ];
     for (words, expected) in cases {
         let mut command = lapidary();
