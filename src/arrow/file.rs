@@ -26,6 +26,8 @@ pub enum FileError {
     Container { file: PathBuf, source: safetensors::SafeTensorError },
     #[error("{file}: tensor `{slab}` is missing; there are: {found}")]
     Missing { file: PathBuf, slab: &'static str, found: String },
+    #[error("{file}: holds both `{first}` and `{second}`, which stand in each other's place; remove one")]
+    Both { file: PathBuf, first: &'static str, second: &'static str },
     #[error("{file}: tensor `{slab}` is stored as {got:?}; it must be {expected:?}")]
     Dtype { file: PathBuf, slab: &'static str, got: Dtype, expected: Dtype },
     #[error("{file}: tensor `{slab}` has the shape {got:?}; it must be {expected}")]
@@ -81,6 +83,18 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn read(&self) -> Result<(System, Vector), FileError> {
+        let border = ["border_hessian", "border_diagonal", "border_gram"];
+        for (first, second) in [
+            ("row_cross", "row_basis"),
+            ("row_cross", "row_jacobian"),
+            (border[0], border[1]),
+            (border[0], border[2]),
+            (border[1], border[2]),
+        ] {
+            if self.has(first) && self.has(second) {
+                return Err(FileError::Both { file: self.file.into(), first, second });
+            }
+        }
         let rows = self.rows()?;
         let (n, m) = match &rows {
             Rows::Uniform { count, dim } => (*count, count.saturating_mul(*dim)),

@@ -127,7 +127,7 @@ fn forward_rows(l: &[f64], slab: &mut [f64], width: usize) {
 }
 
 /// The error for a failed pivot. A ridge ρ raises every pivot by at least ρ, so 2·|pivot| repairs this one; a
-/// millionth of the largest diagonal entry keeps it off zero.
+/// millionth of the largest diagonal entry, or of 1 where all are zero, keeps it off zero.
 pub(super) fn not_positive(block: Block, failed: NonPositivePivot, largest: f64) -> FrameError {
     let NonPositivePivot { index, pivot } = failed;
     let below = if pivot.is_finite() { 2.0 * pivot.abs() } else { largest };
@@ -135,6 +135,6 @@ pub(super) fn not_positive(block: Block, failed: NonPositivePivot, largest: f64)
         block,
         index,
         pivot,
-        suggested: below + 1e-6 * largest.max(f64::MIN_POSITIVE),
+        suggested: below + 1e-6 * if largest > 0.0 { largest } else { 1.0 },
     }
 }

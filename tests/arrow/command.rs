@@ -143,6 +143,14 @@ fn bad_files_are_refused() {
         (jacobian(&[4]), "`row_jacobian` has the shape [4]; it must be [2, 1, 2] or [2, 2]"),
         (jacobian(&[1, 4]), "`row_jacobian` has the shape [1, 4]"),
         (with(2, f64s("border_hessian", &[1, 1], &[-4.0])), "the border is not positive definite"),
+        (
+            [&example()[..], &[f64s("border_diagonal", &[1], &[5.0])]].concat(),
+            "holds both `border_hessian` and `border_diagonal`",
+        ),
+        (
+            [jacobian(&[2, 2]), vec![f64s("row_cross", &[2, 4], &[1.0; 8])]].concat(),
+            "holds both `row_cross` and `row_basis`",
+        ),
     ] {
         write(&file, &slabs);
         let output = solve(&file, &[]);
