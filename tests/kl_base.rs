@@ -160,6 +160,8 @@ fn damaged_predictions_are_an_error() {
         ("a token past the vocabulary", with(data, 864)),
         ("a probability that is none", with(data + head, f32::NAN.to_bits())),
         ("a rest that is none", with(data + 2 * head, f32::NAN.to_bits())),
+        ("a probability above 1", with(data + head, 5f32.to_bits())),
+        ("another token", with(data, u32::from(good[data] == 0))),
     ];
     for (case, bytes) in cases {
         fs::write(&file, bytes).unwrap();

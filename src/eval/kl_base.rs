@@ -18,8 +18,10 @@ use crate::ops::log_softmax::log_probability;
 
 /// Tokens that are kept of each distribution.
 pub const HEAD: usize = 256;
+/// Numbers of 32 bits of a SHA-256.
+const CHECK_WORDS: usize = 8;
 /// What the file says it is.
-const FORMAT: &str = "lapidary kl-base 1";
+const FORMAT: &str = "lapidary kl-base 2";
 
 /// What an original predicts on a text, kept so that it need not be loaded again: for each scored position the
 /// [`HEAD`] likeliest tokens with their log-probabilities, the mass of all others, and the log-probability of the token
@@ -96,7 +98,7 @@ impl BaseInfo {
     }
 
     /// Name, type and shape of the tensors of a window, in the order of the file.
-    fn tensors(&self, window: usize) -> [(String, Dtype, Vec<usize>); 4] {
+    fn tensors(&self, window: usize) -> [(String, Dtype, Vec<usize>); 5] {
         let (rows, wide) = (vec![self.positions], vec![self.positions, self.head()]);
         let name = |part: &str| format!("windows.{window}.{part}");
         [
@@ -104,6 +106,7 @@ impl BaseInfo {
             (name("log_probabilities"), Dtype::F32, wide),
             (name("log_rest"), Dtype::F32, rows.clone()),
             (name("log_probability_of_next"), Dtype::F32, rows),
+            (name("sha256"), Dtype::U32, vec![CHECK_WORDS]),
         ]
     }
 
@@ -231,6 +234,9 @@ impl KlBase {
             let data = self.bytes.as_slice().get(self.data + start..self.data + end).ok_or_else(missing)?;
             words.push(data.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>());
         }
+        if words[4] != check_of(&words[..4]) {
+            return Err(malformed(format!("window {index} is not what was stored, its checksum says")));
+        }
         let head = self.info.head();
         let reals = |words: &[u32]| words.iter().map(|word| f32::from_bits(*word)).collect::<Vec<_>>();
         let prediction = |row: usize| {
@@ -283,13 +289,24 @@ fn predictions(
     }
 }
 
-/// A window's four tensors, one behind the other.
+/// SHA-256 of the words of a window's tensors, as words.
+fn check_of(tensors: &[Vec<u32>]) -> Vec<u32> {
+    let mut hash = Sha256::new();
+    for tensor in tensors {
+        hash.update(tensor.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>());
+    }
+    hash.finalize().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// A window's tensors, one behind the other.
 fn encoded(predictions: &[Prediction]) -> Vec<u8> {
     let tokens = predictions.iter().flat_map(|p| p.coarse.tokens.iter().copied());
     let log_p = predictions.iter().flat_map(|p| p.coarse.log_p.iter().map(|log| log.to_bits()));
     let rest = predictions.iter().map(|p| p.coarse.log_rest.to_bits());
     let next = predictions.iter().map(|p| p.next.to_bits());
-    tokens.chain(log_p).chain(rest).chain(next).flat_map(u32::to_le_bytes).collect()
+    let mut tensors = vec![tokens.collect(), log_p.collect(), rest.collect(), next.collect()];
+    tensors.push(check_of(&tensors));
+    tensors.into_iter().flatten().flat_map(u32::to_le_bytes).collect()
 }
 
 #[cfg(test)]
