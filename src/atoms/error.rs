@@ -14,8 +14,13 @@ pub enum AtomsError {
     Length { got: usize, width: usize },
     #[error("row {row}, column {column} holds {value}; every number must be finite")]
     NonFinite { row: usize, column: usize, value: f64 },
-    #[error("all {rows} rows are equal: there is nothing to explain")]
+    #[error("all {rows} rows that are fitted are equal: there is nothing to explain")]
     Constant { rows: usize },
+    #[error(
+        "explained variance of {rows} rows is no number: they do not vary by more than rounding, or their squares are beyond \
+         what f64 holds; scale them, or hold out others"
+    )]
+    NoVariance { rows: usize },
     #[error("rows have {got} numbers where the dictionary was fitted to {expected}")]
     Width { got: usize, expected: usize },
     #[error("{got} labels for {rows} rows; give one a row, or none")]

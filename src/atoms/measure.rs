@@ -15,7 +15,7 @@ const ALIVE: f64 = 1e-3;
 /// What a dictionary is worth on rows that it was not fitted to, its decoders frozen and the codes found anew.
 #[derive(Clone, Debug)]
 pub struct Measures {
-    /// `1 − Σ‖x − x̂‖²/Σ‖x − x̄‖²`.
+    /// `1 − Σ‖x − x̂‖²/Σ‖x − x̄‖²`; NaN where that has no meaning, see [`explained_variance`].
     pub explained: f64,
     /// Mean number of active atoms.
     pub l0: f64,
@@ -64,7 +64,8 @@ impl Dictionary {
     }
 }
 
-/// `1 − Σ‖x − x̂‖²/Σ‖x − x̄‖²`, x̄ the mean of these rows.
+/// `1 − Σ‖x − x̂‖²/Σ‖x − x̄‖²`, x̄ the mean of these rows. NaN where the rows do not vary by more than rounding, and where
+/// their squares are beyond what f64 holds.
 pub fn explained_variance(x: &[f64], estimate: &[f64], width: usize) -> f64 {
     let n = (x.len() / width) as f64;
     let mut mean = vec![0.0; width];
@@ -76,7 +77,11 @@ pub fn explained_variance(x: &[f64], estimate: &[f64], width: usize) -> f64 {
         .chunks_exact(width)
         .map(|row| row.iter().zip(&mean).map(|(x, m)| (x - m).powi(2)).sum::<f64>())
         .sum();
-    1.0 - error / total
+    let size: f64 = x.iter().map(|x| x * x).sum();
+    match total > (n * f64::EPSILON).powi(2) * size && size.is_finite() {
+        true => 1.0 - error / total,
+        false => f64::NAN,
+    }
 }
 
 /// How well coordinates found agree with those planted, up to what a shape leaves open; 0 for rows where the planted

@@ -48,10 +48,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
+    let explained = match measures.explained.is_nan() {
+        true => {
+            "no explained variance, since they do not vary by more than rounding or are beyond f64".to_owned()
+        }
+        false => format!("explained variance {:.4}", measures.explained),
+    };
     print(&format!(
-        "{} rows: explained variance {:.4}, {:.2} active atoms and {:.2} coefficients a row, {:.0} % of {} atoms alive",
+        "{} rows: {explained}, {:.2} active atoms and {:.2} coefficients a row, {:.0} % of {} atoms alive",
         measures.codes.len(),
-        measures.explained,
         measures.l0,
         measures.coefficients,
         100.0 * measures.alive,

@@ -121,9 +121,21 @@ fn what_is_wrong_is_said() {
     npy(at("row.npy").as_ref(), &planted.x[..32], 32);
     npy(at("narrow.npy").as_ref(), &planted.x[..32 * 30], 30);
     fs::write(at("labels.txt"), "one\ntwo\n").unwrap();
+    fs::write(at("good.json"), "{\"day\": {\"words\": [\"a\", \"b\"], \"templates\": [\"{}\"]}}").unwrap();
     fs::write(at("words.json"), "{\"day\": {\"words\": [\"a\", \"b\"], \"templates\": [\"no place\"]}}")
         .unwrap();
     fs::write(at("not.npy"), b"\x93NUMPY\x01\x00\xff").unwrap();
+    fs::write(at("file"), "").unwrap();
+    let empty: Vec<(&str, safetensors::tensor::TensorView<'_>)> = Vec::new();
+    fs::write(at("none.safetensors"), safetensors::serialize(empty, None).unwrap()).unwrap();
+    // Held-out rows that do not vary, and numbers whose squares are beyond f64.
+    let mut still = planted.fit_rows().to_vec();
+    for row in (4..still.len() / 32).step_by(5) {
+        (0..32).for_each(|j| still[row * 32 + j] = 0.1 * (j as f64));
+    }
+    npy(at("still.npy").as_ref(), &still, 32);
+    let huge: Vec<f64> = planted.fit_rows().iter().map(|v| v * 1e200).collect();
+    npy(at("huge.npy").as_ref(), &huge, 32);
     // A time beyond what the clock holds is none.
     let out = lapidary(&["explain", &at("acts.npy"), "--seconds", "1e19", "-o", &at("out")]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -134,7 +146,20 @@ fn what_is_wrong_is_said() {
         (vec!["explain", &at("row.npy")], "too few"),
         (vec!["explain", &at("not.npy")], "ends inside its header"),
         (vec!["explain", &at("missing.npy")], "cannot be read"),
-        (vec!["explain", &at("acts.npy"), "--labels", &at("labels.txt")], "2 labels for 400 rows"),
+        (
+            vec!["explain", &at("acts.npy"), "--labels", &at("labels.txt"), "-o", &at("labelled")],
+            "2 labels for 400 rows",
+        ),
+        (vec!["explain", &at("acts.npy"), "--labels", &at("labels.txt")], "--output"),
+        (vec!["explain", &at("acts.npy"), "--tensor", "x"], "leave `x` out"),
+        (vec!["explain", &at("none.safetensors")], "holds no tensors"),
+        (vec!["explain", &at("still.npy")], "held-out rows"),
+        (vec!["explain", &at("huge.npy")], "beyond what f64 holds"),
+        (vec!["explain", &at("acts.npy"), "-o", &at("file/out")], "choose an output that can be written"),
+        (
+            vec!["explain", "no-model", "--words", &at("good.json"), "--set", "day", "--set", "night"],
+            "has no words `night`; there are: day",
+        ),
         (vec!["explain", &at("acts.npy"), "--shapes", "cube"], "there is no shape `cube`"),
         (vec!["explain", &at("acts.npy"), "--seconds=-1"], "--seconds"),
         (vec!["explain", model, "--words", &at("words.json"), "--layer", "1"], "must have one {}"),
@@ -167,6 +192,28 @@ fn what_is_wrong_is_said() {
         let text = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(!out.status.success() && text.contains(said), "{arguments:?}: {text}");
         assert!(!text.contains("panicked"), "{text}");
+    }
+}
+
+#[test]
+fn sets_of_words_that_cannot_be_told_apart_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("words.json");
+    let set =
+        |name: &str, words: &str| format!("\"{name}\": {{\"words\": [{words}], \"templates\": [\"{{}}\"]}}");
+    for (sets, said) in [
+        (set("..", "\"a\", \"b\""), "`..` cannot be a folder's name"),
+        (set("", "\"a\", \"b\""), "cannot be a folder's name"),
+        (set("a/b", "\"a\", \"b\""), "cannot be a folder's name"),
+        (set("/tmp/a", "\"a\", \"b\""), "cannot be a folder's name"),
+        (set("a\\\\b", "\"a\", \"b\""), "cannot be a folder's name"),
+        (set("day", "\"a\", \"\""), "an empty word"),
+        (set("day", "\"a\", \"b\", \"a \""), "a word twice"),
+        (format!("{}, {}", set("day", "\"a\", \"b\""), set("day", "\"c\", \"d\"")), "two sets `day`"),
+    ] {
+        fs::write(&file, format!("{{{sets}}}")).unwrap();
+        let error = ::lapidary::explain::read_words(&file).unwrap_err().to_string();
+        assert!(error.contains("words.json") && error.contains(said), "{sets}: {error}");
     }
 }
 

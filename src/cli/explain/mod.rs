@@ -44,8 +44,8 @@ pub struct Args {
     /// What is taken off first: the mean of all rows, or of each template's
     #[arg(long, value_enum, default_value_t = CentreArg::All, requires = "words")]
     centre: CentreArg,
-    /// A label for each row of activations, a line each
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["words", "text"])]
+    /// A label for each row of activations, a line each, for the pictures of --output
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["words", "text"], requires = "output")]
     labels: Option<PathBuf>,
     /// The tensor of a safetensors file [default: its only one]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["words", "text"])]
@@ -178,6 +178,13 @@ fn explained(
     let fit = atoms::fit(&fit_rows, width, params).into_diagnostic()?;
     let test = if held.is_empty() { &fit_rows } else { &held };
     let measures = fit.dictionary.measure(test, width).into_diagnostic()?;
+    if measures.explained.is_nan() {
+        let rows = test.len() / width;
+        let which = if held.is_empty() { "rows fitted" } else { "held-out rows" };
+        return Err(atoms::AtomsError::NoVariance { rows })
+            .into_diagnostic()
+            .wrap_err_with(|| which.to_owned());
+    }
     let size =
         Size { rows: fit.dictionary.decoder_rows(), coefficients: measures.coefficients.ceil() as usize };
     let linear = (size.coefficients > 0).then(|| baselines(&fit_rows, test, width, size));
