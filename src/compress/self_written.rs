@@ -1,6 +1,8 @@
 //! Calibration text that the model writes itself (Liu et al. 2023, "LLM-QAT", section 3.1): samples from its own
 //! distribution, so every domain that it knows has its share.
 
+use std::iter::successors;
+
 use serde::{Deserialize, Serialize};
 
 use super::error::PackError;
@@ -122,13 +124,21 @@ fn open<'a>(
     (count, positions): (usize, usize),
 ) -> Result<DeviceDecoder<'a>, ForwardError> {
     let most = if matches!(device, Device::Host) { SIDE_BY_SIDE_ON_HOST } else { SIDE_BY_SIDE };
-    let mut sequences = most.min(count);
-    loop {
+    for sequences in sizes(count, most) {
         match DeviceDecoder::new(device, decoder, DecodeParams { sequences, positions }) {
-            Err(error) if error.is_memory() && sequences > 1 => sequences = sequences.div_ceil(2),
+            Err(error) if error.is_memory() && sequences > 1 => {}
             opened => return opened,
         }
     }
+    unreachable!("the last size is 1, which is returned as it is")
+}
+
+/// How many of `count` texts may go side by side, most first: equal rounds, since an idle place costs as much as a text.
+fn sizes(count: usize, most: usize) -> impl Iterator<Item = usize> {
+    let first = count.div_ceil(most).max(1);
+    let rounds =
+        successors(Some(first), move |rounds| (*rounds < count).then(|| rounds + rounds.div_ceil(4)));
+    rounds.map(move |rounds| count.div_ceil(rounds).max(1))
 }
 
 /// For models that the batched decoder does not take.
@@ -158,6 +168,19 @@ fn one_by_one(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_go_in_equal_rounds() {
+        let first = |count, most| sizes(count, most).take(3).collect::<Vec<_>>();
+        assert_eq!(first(1252, 1024), [626, 418, 313]);
+        assert_eq!(first(1024, 1024), [1024, 512, 342]);
+        assert_eq!([first(1, 256), first(0, 256)], [[1], [1]]);
+        for count in 1..300 {
+            let sizes: Vec<usize> = sizes(count, 256).collect();
+            assert_eq!(sizes.last(), Some(&1), "{count}: one fits where anything does");
+            assert!(sizes[0] <= 256 && sizes.is_sorted_by(|a, b| a >= b), "{count}: {sizes:?}");
+        }
+    }
 
     #[test]
     fn the_share_that_continues_is_spread_over_the_texts() {
