@@ -34,7 +34,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let battery = SweepFile::read(&args.battery).into_diagnostic()?;
     let device = args.device.open()?;
-    let memory = args.memory.map(|mib| mib << 20);
+    let memory = args.memory.map(|mib| mib.saturating_mul(1 << 20));
     let begin = if args.resume { Begin::Resume } else { Begin::Anew };
     let params = SweepParams { device: &device, memory, begin };
     let told = |done: usize, all: usize, record: &Record| eprintln!("{done}/{all} {}", line(record));

@@ -21,6 +21,9 @@ const LIBRARIES: u64 = 300 << 20;
 /// takes 582 MiB beside its arena where rows have 2,048 numbers, and 370 where they have 1,024.
 const EIGEN: u64 = 8 * 9;
 
+/// Numbers that no arena holds by far; what needs fewer can be placed without overflow.
+const BEYOND: u128 = 1 << 40;
+
 /// Fits that share an arena at most: tables of launches stay small against what they start.
 const MOST_FITS: usize = 256;
 
@@ -101,24 +104,57 @@ pub fn fit_battery(
     memory: Option<u64>,
     told: &dyn Fn(usize, &Result<WideFit, AtomsError>),
 ) -> Battery {
-    let began = Instant::now();
-    let mut battery = Battery { fits: Vec::new(), usage: Usage::default() };
-    while battery.fits.len() < jobs.len() {
-        let from = battery.fits.len();
-        let fits = match room(device, memory).and_then(|room| together(&jobs[from..], room)) {
-            Ok(count) => batch(device, &jobs[from..from + count], memory, &mut battery.usage),
-            Err(error) => vec![Err(error)],
-        };
-        for fit in fits {
-            told(battery.fits.len(), &fit);
-            battery.fits.push(fit);
+    Battery::fit_while(device, jobs, memory, &|at, fit| {
+        told(at, fit);
+        true
+    })
+}
+
+impl Battery {
+    /// As [`fit_battery`], but `told` says whether to go on: once it does not, no further fit is begun, and the fits that it
+    /// has heard of are all that there are.
+    pub fn fit_while(
+        device: &Device,
+        jobs: &[Job<'_>],
+        memory: Option<u64>,
+        told: &dyn Fn(usize, &Result<WideFit, AtomsError>) -> bool,
+    ) -> Self {
+        let began = Instant::now();
+        let mut battery = Self { fits: Vec::new(), usage: Usage::default() };
+        // What fails as a whole fails a job when it is alone; beside others each gets its own chance.
+        let mut alone = 0;
+        'all: while battery.fits.len() < jobs.len() {
+            let rest = &jobs[battery.fits.len()..];
+            let count = match alone {
+                0 => room(device, memory).and_then(|room| together(rest, room)),
+                _ => Ok(1),
+            };
+            let fits = match count {
+                Ok(count) => match attempt(device, &rest[..count], memory, &mut battery.usage) {
+                    Err(_) if count > 1 => {
+                        alone = count;
+                        continue;
+                    }
+                    Err(error) => vec![Err(error)],
+                    Ok(fits) => fits,
+                },
+                Err(error) => vec![Err(error)],
+            };
+            alone = alone.saturating_sub(1);
+            for fit in fits {
+                let goes_on = told(battery.fits.len(), &fit);
+                battery.fits.push(fit);
+                if !goes_on {
+                    break 'all;
+                }
+            }
         }
+        battery.usage.seconds = began.elapsed().as_secs_f64();
+        if matches!(device, Device::Host) {
+            battery.usage.busy = battery.usage.seconds;
+        }
+        battery
     }
-    battery.usage.seconds = began.elapsed().as_secs_f64();
-    if matches!(device, Device::Host) {
-        battery.usage.busy = battery.usage.seconds;
-    }
-    battery
 }
 
 /// Numbers that an arena may hold.
@@ -132,6 +168,12 @@ fn room(device: &Device, memory: Option<u64>) -> Result<usize, AtomsError> {
 fn planned(layout: &mut Layout, job: &Job<'_>, room: usize) -> Result<(Plan, usize), AtomsError> {
     let rows = job.fit.min(job.source.rows());
     job.params.check(rows, job.source.width())?;
+    let floor = Plan::floor(job);
+    if floor > BEYOND {
+        let needed_mib = u64::try_from(floor.div_ceil(1 << 18)).unwrap_or(u64::MAX);
+        let what = format!("a wide dictionary of {} atoms", job.params.atoms);
+        return Err(DeviceError::Memory { what, needed_mib, free_mib: (4 * room as u64) >> 20 }.into());
+    }
     let from = *layout;
     let plan = Plan::place(layout, job, rows);
     let needed = layout.most();
@@ -156,7 +198,7 @@ fn together(jobs: &[Job<'_>], room: usize) -> Result<usize, AtomsError> {
     let mut count = 1;
     for job in &jobs[1..jobs.len().min(MOST_FITS)] {
         let rows = job.fit.min(job.source.rows());
-        if job.params.check(rows, job.source.width()).is_err() {
+        if job.params.check(rows, job.source.width()).is_err() || Plan::floor(job) > BEYOND {
             break;
         }
         Plan::place(&mut layout, job, rows);
@@ -166,22 +208,6 @@ fn together(jobs: &[Job<'_>], room: usize) -> Result<usize, AtomsError> {
         count += 1;
     }
     Ok(count)
-}
-
-fn batch(
-    device: &Device,
-    jobs: &[Job<'_>],
-    memory: Option<u64>,
-    usage: &mut Usage,
-) -> Vec<Result<WideFit, AtomsError>> {
-    match attempt(device, jobs, memory, usage) {
-        Ok(fits) => fits,
-        // What fails as a whole fails a job when it is alone; beside others each gets its own chance.
-        Err(error) if jobs.len() == 1 => vec![Err(error)],
-        Err(_) => {
-            jobs.iter().flat_map(|job| batch(device, std::slice::from_ref(job), memory, usage)).collect()
-        }
-    }
 }
 
 fn attempt(

@@ -107,6 +107,17 @@ pub(super) struct Seeking {
 }
 
 impl Plan {
+    /// Numbers that a fit takes at least, however few rows it keeps: its largest parts, where [`Self::place`] could overflow.
+    pub fn floor(job: &Job<'_>) -> u128 {
+        let params = &job.params;
+        let [p, rows, atoms, active] =
+            [job.source.width(), job.fit.min(job.source.rows()), params.atoms, params.active]
+                .map(|n| n as u128);
+        let lines = atoms * params.kind.rows() as u128;
+        // Decoders, what is seen of them and conjugate gradients; codes; covariances.
+        (6 * lines * p.min(params.rank as u128)).max(3 * rows * active).max(2 * p * p)
+    }
+
     /// Places a fit that keeps at most `kept` rows.
     pub fn place(layout: &mut Layout, job: &Job<'_>, kept: usize) -> Self {
         let params = job.params;

@@ -6,6 +6,10 @@ use super::SweepError;
 use crate::atoms::Shape;
 use crate::atoms::wide::{Kind, WideParams};
 
+/// Atoms of a race at most, and those of a row, as `explain` takes them.
+const MOST_ATOMS: usize = 64;
+const MOST_ACTIVE: usize = 8;
+
 /// BATTERY.toml. Every fit that it asks for is one of files or layers x `shapes` x `atoms` x `seeds`, in this order.
 ///
 /// ```toml
@@ -41,9 +45,8 @@ pub struct Rows {
     /// Blocks whose output is explained, counted from 1
     #[serde(default)]
     pub layers: Vec<usize>,
-    /// Tokens of the text
-    #[serde(default = "tokens")]
-    pub tokens: usize,
+    /// Tokens of the text; 4,096 where nothing is said
+    pub tokens: Option<usize>,
     /// Share of the rows, the last ones, that no fit sees
     #[serde(default = "held_out")]
     pub held_out: f64,
@@ -55,6 +58,16 @@ pub struct Rows {
 pub enum Files {
     One(PathBuf),
     Shards(Vec<PathBuf>),
+}
+
+impl Files {
+    /// The files in their order.
+    pub fn paths(&self) -> &[PathBuf] {
+        match self {
+            Self::One(file) => std::slice::from_ref(file),
+            Self::Shards(shards) => shards,
+        }
+    }
 }
 
 /// How fits are made.
@@ -82,18 +95,13 @@ pub struct Fits {
     pub active: usize,
     pub seconds: Option<f64>,
     /// Of wide fits, as in [`WideParams`]
-    #[serde(default)]
-    pub bulk: usize,
+    pub bulk: Option<usize>,
     pub rank: Option<usize>,
     pub rounds: Option<usize>,
     pub stages: Option<usize>,
     /// Whether dictionaries are kept, not only what they are worth
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dictionaries: bool,
-}
-
-fn tokens() -> usize {
-    4096
 }
 
 fn held_out() -> f64 {
@@ -148,6 +156,7 @@ impl SweepFile {
             () if model && (rows.text.is_none() || rows.layers.is_empty() || rows.layers.contains(&0)) => {
                 return Err("a `model` takes a `text` and `layers`, counted from 1".into());
             }
+            () if rows.tokens == Some(0) => return Err("tokens = 0; one at least is needed".into()),
             () if !(0.0..1.0).contains(&rows.held_out) => {
                 return Err(format!("held_out = {}; 0 to below 1 is possible", rows.held_out));
             }
@@ -165,7 +174,67 @@ impl SweepFile {
                 Method::Wide => drop(wide_kind(name)?),
             }
         }
-        Ok(())
+        self.check_idle()?;
+        match fits.method {
+            Method::Race => self.check_race(),
+            Method::Wide => self.check_wide(),
+        }
+    }
+
+    /// Refuses keys that would do nothing.
+    fn check_idle(&self) -> Result<(), String> {
+        let Self { rows, fits, .. } = self;
+        let (files, race) = (rows.model.is_none(), fits.method == Method::Race);
+        let idle = [
+            ("text", files && rows.text.is_some(), "beside `files`"),
+            ("layers", files && !rows.layers.is_empty(), "beside `files`"),
+            ("tokens", files && rows.tokens.is_some(), "beside `files`"),
+            ("tensor", !files && rows.tensor.is_some(), "beside a `model`"),
+            ("bulk", race && fits.bulk.is_some(), "in a race"),
+            ("rank", race && fits.rank.is_some(), "in a race"),
+            ("rounds", race && fits.rounds.is_some(), "in a race"),
+            ("stages", race && fits.stages.is_some(), "in a race"),
+        ];
+        match idle.into_iter().find(|(_, there, _)| *there) {
+            Some((key, _, place)) => Err(format!("`{key}` does nothing {place}; leave it out")),
+            None => Ok(()),
+        }
+    }
+
+    /// That `explain` would take it.
+    fn check_race(&self) -> Result<(), String> {
+        let Fits { atoms, active, .. } = &self.fits;
+        if !(1..=MOST_ACTIVE).contains(active) {
+            return Err(format!("active = {active}; 1 to {MOST_ACTIVE} are possible in a race"));
+        }
+        match atoms.iter().find(|atoms| !(1..=MOST_ATOMS).contains(*atoms)) {
+            Some(atoms) => Err(format!("atoms = {atoms}; 1 to {MOST_ATOMS} are possible in a race")),
+            None => Ok(()),
+        }
+    }
+
+    /// That one of the fits is possible, whatever its rows.
+    fn check_wide(&self) -> Result<(), String> {
+        if self.fits.atoms.contains(&0) {
+            return Err("atoms = 0; one at least is needed".into());
+        }
+        let mut refused = None;
+        for cell in self.cells() {
+            match self.wide_params(&cell).check(usize::MAX, usize::MAX) {
+                Ok(()) => return Ok(()),
+                Err(error) => drop(refused.get_or_insert(error.to_string())),
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// What one of its sources is read from: files, or the model and its text.
+    pub(super) fn paths(&self, source: usize) -> Vec<&Path> {
+        let Rows { files, model, text, .. } = &self.rows;
+        match files.get(source) {
+            Some(files) => files.paths().iter().map(PathBuf::as_path).collect(),
+            None => model.iter().chain(text).map(PathBuf::as_path).collect(),
+        }
     }
 
     fn place(&mut self, folder: &Path) {
@@ -223,7 +292,7 @@ impl SweepFile {
             kind: wide_kind(&cell.shapes).unwrap_or_default(),
             atoms: cell.atoms,
             active,
-            bulk,
+            bulk: bulk.unwrap_or(base.bulk),
             rank: rank.unwrap_or(base.rank),
             stages: stages.unwrap_or(base.stages.min(active)),
             rounds: rounds.unwrap_or(base.rounds),

@@ -3,19 +3,24 @@
 //! | file | job |
 //! |---|---|
 //! | `battery` | BATTERY.toml, and the fits that it asks for |
+//! | `origins` | what the files were: fits of others are not mixed |
 //! | `rows` | what is fitted: files, streamed shards, or a model's residual stream |
+//! | `held_out` | whether held-out rows vary by more than rounding |
 //! | `run` | the fits that are missing: wide ones many in a launch, the others on threads |
 //! | `journal` | a finished fit is on disk, whole |
 //! | `table` | CSV and one page of HTML, from the journal alone |
 
 mod battery;
+mod held_out;
 mod journal;
+mod origins;
 mod rows;
 mod run;
 mod table;
 
 pub use battery::{Cell, Files, Fits, Method, Rows, SweepFile};
-pub use journal::{Begin, Journal, Record, State};
+pub use journal::{Begin, Holds, Journal, Origins, Record, State};
+pub use origins::Origin;
 pub use run::{Progress, SweepParams, run};
 pub use table::{csv, page};
 
@@ -37,6 +42,17 @@ pub enum SweepError {
     Occupied { folder: PathBuf },
     #[error("{folder} holds fits of this battery; continue them with --resume, or delete it to start again")]
     Interrupted { folder: PathBuf },
+    #[error("{folder} is in use by another run; wait for it, or choose another folder")]
+    InUse { folder: PathBuf },
+    #[error(
+        "{file} is not the file that fits in {folder} were made of: put that one back, choose another folder, or \
+         delete {folder} to start again"
+    )]
+    Changed { folder: PathBuf, file: PathBuf },
+    #[error(
+        "the held-out rows do not vary by more than rounding; hold out more (held_out) or look at the rows"
+    )]
+    Flat,
     #[error(transparent)]
     Atoms(#[from] AtomsError),
     #[error(transparent)]

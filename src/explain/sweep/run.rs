@@ -4,12 +4,13 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::battery::race_shapes;
-use super::journal::Begin;
+use super::held_out::HeldOut;
+use super::journal::{Begin, Holds};
 use super::rows::{Loaded, Reader};
 use super::{Cell, Journal, Record, State, SweepError, SweepFile};
 use crate::arrow::sweep;
 use crate::atoms::file::{write_dictionary, write_wide_dictionary};
-use crate::atoms::wide::{Job, Kind, Source, WideDictionary, WideFit, fit_battery};
+use crate::atoms::wide::{Battery, Job, Kind, Source, WideDictionary, WideFit};
 use crate::atoms::{AtomsError, Fit, FitParams, fit};
 use crate::device::Device;
 
@@ -36,7 +37,12 @@ pub fn run(
     params: &SweepParams<'_>,
     told: Progress<'_>,
 ) -> Result<Vec<Record>, SweepError> {
-    let journal = Journal::open(folder, battery, params.begin)?;
+    let holds = Journal::look(folder, battery, params.begin)?;
+    let reader = Reader::open(battery)?;
+    if holds == Holds::Nothing {
+        reader.any_readable()?;
+    }
+    let journal = Journal::open(folder, battery, &reader.origins(), params.begin)?;
     let cells = battery.cells();
     let mut records: Vec<Option<Record>> =
         cells.iter().enumerate().map(|(k, cell)| journal.read(k, cell)).collect::<Result<_, _>>()?;
@@ -44,7 +50,6 @@ pub fn run(
     for record in &mut records {
         record.take_if(|record| matches!(record.state, State::Failed { .. }));
     }
-    let mut reader = None;
     let sources = cells.last().map_or(0, |cell| cell.source + 1);
     for source in 0..sources {
         let missing: Vec<usize> =
@@ -52,28 +57,26 @@ pub fn run(
         if missing.is_empty() {
             continue;
         }
-        let reader = match &reader {
-            Some(reader) => reader,
-            None => reader.insert(Reader::open(battery)?),
-        };
         let done = records.iter().flatten().count();
         let dictionaries = battery.fits.dictionaries;
         let kept =
             Kept { journal: &journal, dictionaries, told, all: cells.len(), done: Mutex::new((done, None)) };
-        let found = match reader.load(source) {
-            Ok(Loaded::Rows { x, width }) => races(battery, (&x, width), &cells, &missing, &kept),
-            Ok(Loaded::Source(rows)) => wide(battery, &*rows, params, &cells, &missing, &kept),
+        let found = match reader.load(source).and_then(|rows| Ok((held_out(battery, &rows)?, rows))) {
+            Ok((_, Loaded::Rows { x, width })) => races(battery, (&x, width), &cells, &missing, &kept),
+            Ok((held, Loaded::Source(rows))) => {
+                wide(battery, (&*rows, &held), params, &cells, &missing, &kept)
+            }
             // Rows that cannot be read are the failure of their fits, not of the battery.
             Err(error) => {
                 let failed =
                     |k: &usize| kept.keep(*k, &cells[*k], State::Failed { error: error.to_string() }, None);
-                missing.iter().map(failed).collect()
+                missing.iter().map_while(failed).collect()
             }
         };
+        kept.failure()?;
         for (k, record) in missing.into_iter().zip(found) {
             records[k] = Some(record);
         }
-        kept.failure()?;
     }
     Ok(records.into_iter().flatten().collect())
 }
@@ -105,20 +108,32 @@ struct Kept<'a> {
 }
 
 impl Kept<'_> {
-    /// Keeps a fit, its dictionary first: what has a line in the table has that too.
-    fn keep(&self, number: usize, cell: &Cell, state: State, dictionary: Option<Found<'_>>) -> Record {
+    /// Keeps a fit, its dictionary first: what has a line in the table has that too. Nothing where it cannot be kept.
+    fn keep(
+        &self,
+        number: usize,
+        cell: &Cell,
+        state: State,
+        dictionary: Option<Found<'_>>,
+    ) -> Option<Record> {
         let record = Record { cell: cell.clone(), state: state.checked() };
         let fitted = matches!(record.state, State::Fitted { .. });
         let dictionary = dictionary.filter(|_| self.dictionaries && fitted);
-        let written = dictionary.map_or(Ok(()), |found| found.write(&self.journal.dictionary(number)?));
+        let written = dictionary.map_or(Ok(()), |found| found.write(&self.journal.place_dictionary(number)?));
         let written = written.and_then(|()| self.journal.write(number, &record));
         let mut done = self.done.lock().unwrap_or_else(|e| e.into_inner());
         if let Err(error) = written {
             done.1.get_or_insert(error);
+            return None;
         }
         done.0 += 1;
         (self.told)(done.0, self.all, &record);
-        record
+        Some(record)
+    }
+
+    /// Whether further fits are worth their while.
+    fn goes_on(&self) -> bool {
+        self.done.lock().unwrap_or_else(|e| e.into_inner()).1.is_none()
     }
 
     fn failure(self) -> Result<(), SweepError> {
@@ -131,6 +146,17 @@ fn fit_rows(battery: &SweepFile, rows: usize) -> usize {
     rows - (battery.rows.held_out * rows as f64) as usize
 }
 
+/// The held-out rows as far as explained variance is held against them.
+fn held_out(battery: &SweepFile, rows: &Loaded) -> Result<HeldOut, SweepError> {
+    match rows {
+        Loaded::Rows { x, width } => {
+            let split = fit_rows(battery, x.len() / (*width).max(1)) * width;
+            HeldOut::of_rows(&x[split..], *width)
+        }
+        Loaded::Source(rows) => HeldOut::of_source(&**rows, fit_rows(battery, rows.rows())),
+    }
+}
+
 fn races(
     battery: &SweepFile,
     (x, width): (&[f64], usize),
@@ -139,15 +165,18 @@ fn races(
     kept: &Kept<'_>,
 ) -> Vec<Record> {
     let lanes = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
-    let one = |(): &mut (), k: &usize| -> Result<Record, std::convert::Infallible> {
+    let one = |(): &mut (), k: &usize| {
         let cell = &cells[*k];
-        Ok(match race(battery, (x, width), cell) {
+        if !kept.goes_on() {
+            return Err(());
+        }
+        let record = match race(battery, (x, width), cell) {
             Ok((state, fit)) => kept.keep(*k, cell, state, Some(Found::Race(&fit))),
             Err(error) => kept.keep(*k, cell, State::Failed { error: error.to_string() }, None),
-        })
+        };
+        record.ok_or(())
     };
-    let swept = sweep(missing, lanes, |_| (), one);
-    swept.results.into_iter().map(|Ok(record)| record).collect()
+    sweep(missing, lanes, |_| (), one).results.into_iter().flatten().collect()
 }
 
 fn race(battery: &SweepFile, (x, width): (&[f64], usize), cell: &Cell) -> Result<(State, Fit), AtomsError> {
@@ -181,7 +210,7 @@ fn race(battery: &SweepFile, (x, width): (&[f64], usize), cell: &Cell) -> Result
 
 fn wide(
     battery: &SweepFile,
-    source: &dyn Source,
+    (source, held): (&dyn Source, &HeldOut),
     params: &SweepParams<'_>,
     cells: &[Cell],
     missing: &[usize],
@@ -191,19 +220,23 @@ fn wide(
     let job = |k: &usize| Job { source, fit, params: battery.wide_params(&cells[*k]) };
     let jobs: Vec<Job<'_>> = missing.iter().map(job).collect();
     let records = Mutex::new(Vec::new());
-    fit_battery(params.device, &jobs, params.memory, &|at, result| {
+    Battery::fit_while(params.device, &jobs, params.memory, &|at, result| {
         let number = missing[at];
         let (state, dictionary) = match result {
-            Ok(fit) => (fitted(battery, fit), Some(Found::Wide(&fit.dictionary))),
+            Ok(fit) => (fitted(battery, fit, held), Some(Found::Wide(&fit.dictionary))),
             Err(error) => (State::Failed { error: error.to_string() }, None),
         };
         let record = kept.keep(number, &cells[number], state, dictionary);
-        records.lock().unwrap_or_else(|e| e.into_inner()).push(record);
+        records.lock().unwrap_or_else(|e| e.into_inner()).extend(record);
+        kept.goes_on()
     });
     records.into_inner().unwrap_or_else(|e| e.into_inner())
 }
 
-fn fitted(battery: &SweepFile, fit: &WideFit) -> State {
+fn fitted(battery: &SweepFile, fit: &WideFit, held: &HeldOut) -> State {
+    if !held.varies_around(&fit.dictionary.mean) {
+        return State::Failed { error: SweepError::Flat.to_string() };
+    }
     let kind = fit.dictionary.kind;
     let paired = match (kind, fit.paired) {
         (Kind::Circle, Some(paired)) => format!("{paired} circles by independent components"),

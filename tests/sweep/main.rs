@@ -1,12 +1,16 @@
 //! Batteries of fits as a user runs them: the table, failures apart, kills at any moment, streamed shards.
 
+mod refused;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use faer::{Mat, MatRef};
-use lapidary::atoms::file::{Activations, read_activations, read_dictionary};
+use lapidary::atoms::file::{Activations, read_activations, read_dictionary, write_activations};
+use lapidary::atoms::wide::{Battery, Heap, Job, WideParams, predicted_bytes};
 use lapidary::atoms::zoo::Case;
+use lapidary::device::Device;
 use lapidary::explain::sweep::{Record, State};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -204,29 +208,6 @@ fn dictionaries_that_are_kept_explain_what_the_table_says() {
             let most = 1.0 - left.squared_norm_l2() / spread.squared_norm_l2();
             assert!(most > explained(record) - 1e-3 && explained(record) > 0.2, "{most}: {record:?}");
         }
-    }
-}
-
-#[test]
-fn a_battery_that_makes_no_sense_is_refused_with_the_place() {
-    for (from, to, what) in [
-        ("\"ray+line\"", "\"ray+blob\"", "blob"),
-        ("atoms = [1, 2]", "atoms = []", "one value at least"),
-        ("active = 2", "actve = 2", "actve"),
-        (
-            "files = [\"circle.safetensors\", \"missing.safetensors\", \"two.safetensors\"]",
-            "",
-            "one of the two",
-        ),
-        ("[fits]", "held_out = 1.5\n[fits]", "held_out = 1.5"),
-        ("active = 2", "active = 2\nseconds = inf", "seconds = "),
-        ("active = 2", "active = 2\nseconds = -1.0", "seconds = "),
-        ("active = 2", "active = 2\nseconds = 1e19", "seconds = "),
-    ] {
-        let folder = folder(&RACES.replace(from, to));
-        let output = sweep(folder.path(), "out", &[]).stderr(Stdio::piped()).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && text.contains(what) && text.contains("battery.toml"), "{text}");
     }
 }
 
