@@ -154,11 +154,20 @@ struct StoredPhase {
     #[serde(flatten)]
     tuned: Tuned,
     sha256: BTreeMap<String, String>,
+    /// SHA-256 of the two above and the phase.
+    check: String,
 }
 
 impl Stored {
     fn check(tensor: &str, record: &Record) -> Result<String, serde_json::Error> {
-        Ok(hex(&Sha256::digest(serde_json::to_vec(&(tensor, record))?)))
+        check_of(&(tensor, record))
+    }
+}
+
+impl StoredPhase {
+    fn new(phase: Phase, tuned: Tuned, sha256: BTreeMap<String, String>) -> Result<Self, serde_json::Error> {
+        let check = check_of(&(phase.file(), &tuned, &sha256))?;
+        Ok(Self { tuned, sha256, check })
     }
 }
 
@@ -171,8 +180,9 @@ const CHECKSUM_BYTES: usize = 32;
 /// By block, layer and output.
 pub type Exponents = Vec<[Vec<i32>; 7]>;
 
-fn check_of(exponents: &Exponents) -> Result<String, serde_json::Error> {
-    Ok(hex(&Sha256::digest(serde_json::to_vec(exponents)?)))
+/// SHA-256 of a value as JSON.
+fn check_of(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    Ok(hex(&Sha256::digest(serde_json::to_vec(value)?)))
 }
 
 impl Journal {
@@ -261,13 +271,14 @@ impl Journal {
 
     /// Keeps what tuning made of some tensors, and what it says of them: both, or neither.
     pub fn write_tuned(&self, phase: Phase, tuned: &Tuned, payloads: &Payloads) -> Result<(), JournalError> {
-        let mut stored = StoredPhase { tuned: tuned.clone(), sha256: BTreeMap::new() };
+        let mut sha256 = BTreeMap::new();
         for (name, payload) in payloads {
             let bytes = payload.bytes().as_slice();
             self.write_payload(&format!("{name}.{phase}.blr"), bytes)?;
-            stored.sha256.insert(name.clone(), hex(&Sha256::digest(bytes)));
+            sha256.insert(name.clone(), hex(&Sha256::digest(bytes)));
         }
-        self.write_json(&phase.file(), &stored)
+        let stored = StoredPhase::new(phase, tuned.clone(), sha256);
+        self.write_json(&phase.file(), &stored.map_err(|e| damaged(&self.folder.join(phase.file()), e))?)
     }
 
     fn read_phase(&self, phase: Phase) -> Result<Option<StoredPhase>, JournalError> {
@@ -276,7 +287,11 @@ impl Journal {
             return Ok(None);
         }
         let bytes = fs::read(&file).map_err(|source| JournalError::Io { file: file.clone(), source })?;
-        let stored: StoredPhase = serde_json::from_slice(&bytes).map_err(|e| damaged(&file, e))?;
+        let read: StoredPhase = serde_json::from_slice(&bytes).map_err(|e| damaged(&file, e))?;
+        let stored = StoredPhase::new(phase, read.tuned, read.sha256).map_err(|e| damaged(&file, e))?;
+        if stored.check != read.check {
+            return Err(damaged(&file, "its checksum is that of another record"));
+        }
         // A payload that was deleted, for being damaged, is made again with all others.
         let whole =
             stored.sha256.keys().all(|name| self.folder.join(format!("{name}.{phase}.blr")).is_file());

@@ -93,6 +93,18 @@ fn what_gradients_left_is_made_again_where_it_was_deleted() {
     run_until("reconstructed-0.json", &[]);
     fs::remove_file(partial.join("model.layers.0.mlp.up_proj.reconstructed.blr")).unwrap();
     run_until("reconstructed-1.json", &["--resume"]);
+    // A number of what tuning did, and the record of another block.
+    let record = partial.join("reconstructed-0.json");
+    let whole = fs::read_to_string(&record).unwrap();
+    let resume = || failure(folder.pack("out", &[&BEST[..], &["--resume"]].concat()));
+    let changed = whole.replacen("\"steps\": ", "\"steps\": 1", 1);
+    assert_ne!(changed, whole);
+    for other in [changed, fs::read_to_string(partial.join("reconstructed-1.json")).unwrap()] {
+        fs::write(&record, other).unwrap();
+        let said = resume();
+        assert!(said.contains("reconstructed-0.json is damaged"), "{said}");
+    }
+    fs::write(&record, whole).unwrap();
     // An encoded tensor of the first block, whose input comes from layers that were tuned since.
     fs::remove_file(partial.join("model.layers.0.mlp.down_proj.blr")).unwrap();
     success({
