@@ -1,81 +1,33 @@
+//! What an unfinished run has done, so that it can be taken up again.
+
+mod error;
+mod records;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::calibration::CalibrationRecord;
-use super::encoder::EncodedBy;
-use super::plan::Plan;
-use super::recipe::Recipe;
+pub use error::JournalError;
+use error::damaged;
+pub(super) use records::difference;
+pub use records::{Exponents, Identity, Phase, Record};
+use records::{Stored, StoredPhase, check_of};
+
 use super::tensor::Quality;
 use super::tuning::{Payloads, Tuned};
 use crate::blr::Payload;
 use crate::device::{Bytes, write_durably, write_whole};
 use crate::model::text::hex;
 
-/// Everything that decides the bytes of the result. A journal of another identity is refused.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Identity {
-    /// Version of this program.
-    pub version: String,
-    /// Fingerprint of the source model.
-    pub model: String,
-    pub recipe: Recipe,
-    pub plan: Plan,
-    pub calibration: Option<CalibrationRecord>,
-    #[serde(default)]
-    pub encoder: EncodedBy,
-}
-
-/// What a finished tensor left in the journal.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "lowercase")]
-pub enum Record {
-    Packed {
-        #[serde(flatten)]
-        quality: Quality,
-        /// SHA-256 of the payload.
-        sha256: String,
-    },
-    Dense {
-        reason: String,
-    },
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum JournalError {
-    #[error(
-        "{folder} holds an interrupted run; continue it with --resume, or delete that folder to start again"
-    )]
-    Interrupted { folder: PathBuf },
-    #[error("there is nothing to resume: {folder} does not exist; run without --resume")]
-    Nothing { folder: PathBuf },
-    #[error(
-        "{folder} is where an unfinished run is kept, and holds files that are of none (no identity.json): choose another \
-         output, or move that folder away"
-    )]
-    Unknown { folder: PathBuf },
-    #[error("{folder} is in use by another run; wait for it, or choose another output folder")]
-    InUse { folder: PathBuf },
-    #[error(
-        "{folder} belongs to a run with another {what}; repeat the command that began it, or delete the folder \
-         to start again"
-    )]
-    Foreign { folder: PathBuf, what: String },
-    #[error("{file} is damaged ({problem}); delete it and resume, and that part is computed again")]
-    Damaged { file: PathBuf, problem: String },
-    #[error("{file} is damaged ({problem}); delete the folder {folder} to start again")]
-    Identity { folder: PathBuf, file: PathBuf, problem: String },
-    #[error("{folder} cannot be begun: {source}; choose an output folder that can be written")]
-    Begin { folder: PathBuf, source: io::Error },
-    #[error(
-        "{file}: {source}; what was finished is safe, free some space or mend the folder and run again with --resume"
-    )]
-    Io { file: PathBuf, source: io::Error },
-}
+const IDENTITY: &str = "identity.json";
+const LOCK: &str = "lock";
+const TOKENS: &str = "self-written.tokens";
+const OUTPUT_WEIGHTS: &str = "output-weights.json";
+const CHECKSUM_BYTES: usize = 32;
 
 /// The state of an unfinished run, in the folder `<output>.partial` beside the output:
 ///
@@ -96,15 +48,6 @@ pub struct Journal {
     _lock: File,
 }
 
-/// A record as it is stored: bound to its tensor, so that no other file can stand in for it.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    tensor: String,
-    record: Record,
-    /// SHA-256 of the two above.
-    check: String,
-}
-
 /// Whether a folder holds anything but the lock and a half-written identity: that is all that a run leaves which was killed
 /// before its identity was written.
 fn holds_more(folder: &Path) -> Result<bool, JournalError> {
@@ -116,73 +59,6 @@ fn holds_more(folder: &Path) -> Result<bool, JournalError> {
         }
     }
     Ok(false)
-}
-
-/// What is tuned together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// The weights of one block, before it is packed; no payloads are kept.
-    Before(usize),
-    /// One block, to what the original's gives.
-    Block(usize),
-    /// All of them, to the original's distributions.
-    Model,
-}
-
-impl Phase {
-    fn file(self) -> String {
-        match self {
-            Self::Before(layer) | Self::Block(layer) => format!("{self}-{layer}.json"),
-            Self::Model => format!("{self}.json"),
-        }
-    }
-}
-
-impl std::fmt::Display for Phase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Before(_) => "mitigated",
-            Self::Block(_) => "reconstructed",
-            Self::Model => "distilled",
-        })
-    }
-}
-
-/// What tuning did, and the SHA-256 of the payloads that it left, by tensor.
-#[derive(Serialize, Deserialize)]
-struct StoredPhase {
-    #[serde(flatten)]
-    tuned: Tuned,
-    sha256: BTreeMap<String, String>,
-    /// SHA-256 of the two above and the phase.
-    check: String,
-}
-
-impl Stored {
-    fn check(tensor: &str, record: &Record) -> Result<String, serde_json::Error> {
-        check_of(&(tensor, record))
-    }
-}
-
-impl StoredPhase {
-    fn new(phase: Phase, tuned: Tuned, sha256: BTreeMap<String, String>) -> Result<Self, serde_json::Error> {
-        let check = check_of(&(phase.file(), &tuned, &sha256))?;
-        Ok(Self { tuned, sha256, check })
-    }
-}
-
-const IDENTITY: &str = "identity.json";
-const LOCK: &str = "lock";
-const TOKENS: &str = "self-written.tokens";
-const OUTPUT_WEIGHTS: &str = "output-weights.json";
-const CHECKSUM_BYTES: usize = 32;
-
-/// By block, layer and output.
-pub type Exponents = Vec<[Vec<i32>; 7]>;
-
-/// SHA-256 of a value as JSON.
-fn check_of(value: &impl Serialize) -> Result<String, serde_json::Error> {
-    Ok(hex(&Sha256::digest(serde_json::to_vec(value)?)))
 }
 
 impl Journal {
@@ -439,21 +315,4 @@ impl Journal {
         let text = serde_json::to_vec_pretty(value).map_err(|e| damaged(&self.folder.join(name), e))?;
         self.write(name, &text)
     }
-}
-
-fn damaged(file: &Path, problem: impl ToString) -> JournalError {
-    JournalError::Damaged { file: file.into(), problem: problem.to_string() }
-}
-
-/// What differs first between two identities.
-pub(super) fn difference(found: &Identity, expected: &Identity) -> Option<&'static str> {
-    let pairs = [
-        ("version of lapidary", found.version == expected.version),
-        ("model", found.model == expected.model),
-        ("recipe", found.recipe == expected.recipe),
-        ("plan", found.plan == expected.plan),
-        ("calibration text or window", found.calibration == expected.calibration),
-        ("device or precision", found.encoder == expected.encoder),
-    ];
-    pairs.into_iter().find(|(_, same)| !same).map(|(what, _)| what)
 }
