@@ -58,9 +58,9 @@ pub fn read_activations(file: &Path, tensor: Option<&str>) -> Result<Activations
         .map_err(|e| error(file, format!("is neither .npy nor safetensors: {e}")))?;
     let names = tensors.names();
     let name = match (tensor, names.as_slice()) {
-        (None, [only]) => only,
-        (Some(name), [_, ..]) => name,
         (_, []) => return Err(error(file, "holds no tensors")),
+        (Some(name), _) => name,
+        (None, [only]) => only,
         (None, several) => {
             let mut several = several.to_vec();
             several.sort_unstable();

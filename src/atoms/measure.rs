@@ -5,7 +5,7 @@ use faer::Mat;
 use super::code::Coder;
 use super::model::{Code, Dictionary};
 use super::shape::on_sphere;
-use super::space::checked;
+use super::space::{ROUNDING, checked};
 use super::zoo::Truth;
 use super::{AtomsError, Shape};
 
@@ -78,7 +78,7 @@ pub fn explained_variance(x: &[f64], estimate: &[f64], width: usize) -> f64 {
         .map(|row| row.iter().zip(&mean).map(|(x, m)| (x - m).powi(2)).sum::<f64>())
         .sum();
     let size: f64 = x.iter().map(|x| x * x).sum();
-    match total > (n * f64::EPSILON).powi(2) * size && size.is_finite() {
+    match total > ROUNDING * ROUNDING * size && size.is_finite() {
         true => 1.0 - error / total,
         false => f64::NAN,
     }
@@ -171,4 +171,23 @@ pub fn recoveries(shapes: &[Shape], truth: &[Truth], dictionary: &Dictionary, co
         }
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variance_by_rounding_alone_explains_nothing() {
+        let rows = |step: f64| (0..2000).map(|i| 0.1 + step * f64::from(i % 3)).collect::<Vec<f64>>();
+        for (step, varies) in [(0.0, false), (1.4e-17, false), (1e-10, true)] {
+            let x = rows(step);
+            assert_eq!(explained_variance(&x, &x, 2) == 1.0, varies, "{step}");
+            assert_eq!(explained_variance(&x, &x, 2).is_nan(), !varies, "{step}");
+        }
+        for size in [1e-200, 1e200] {
+            let x: Vec<f64> = rows(1.0).iter().map(|x| x * size).collect();
+            assert!(explained_variance(&x, &x, 2).is_nan(), "{size:e}");
+        }
+    }
 }

@@ -13,6 +13,9 @@ pub const SHARE: f64 = 0.995;
 /// Singular values below this share of the largest are rounding.
 const RANK_TOLERANCE: f64 = 1e-10;
 
+/// Spread of rows below this share of their size is rounding.
+pub(super) const ROUNDING: f64 = 1e-13;
+
 /// The principal components in which a dictionary is fitted: `y = V(x − μ)/s`, s the root of the mean of ‖x − μ‖², so
 /// that nothing depends on the scale of the data.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,7 +54,7 @@ impl Space {
             .collect();
         let spread = centred.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
         // What is left of equal rows is rounding.
-        if spread <= 1e-13 * magnitude {
+        if spread <= ROUNDING * magnitude {
             return Err(AtomsError::Constant { rows: n });
         }
         centred.iter_mut().for_each(|v| *v /= spread);

@@ -61,18 +61,16 @@ pub fn run(
         let dictionaries = battery.fits.dictionaries;
         let kept =
             Kept { journal: &journal, dictionaries, told, all: cells.len(), done: Mutex::new((done, None)) };
-        let found = match reader.load(source).and_then(|rows| Ok((held_out(battery, &rows)?, rows))) {
-            Ok((_, Loaded::Rows { x, width })) => races(battery, (&x, width), &cells, &missing, &kept),
-            Ok((held, Loaded::Source(rows))) => {
-                wide(battery, (&*rows, &held), params, &cells, &missing, &kept)
-            }
-            // Rows that cannot be read are the failure of their fits, not of the battery.
-            Err(error) => {
-                let failed =
-                    |k: &usize| kept.keep(*k, &cells[*k], State::Failed { error: error.to_string() }, None);
-                missing.iter().map_while(failed).collect()
-            }
-        };
+        let found = reader.load(source).and_then(|rows| match rows {
+            Loaded::Rows { x, width } => Ok(races(battery, (&x, width), &cells, &missing, &kept)),
+            Loaded::Source(rows) => wide(battery, &*rows, params, &cells, &missing, &kept),
+        });
+        // Rows that cannot be read are the failure of their fits, not of the battery.
+        let found = found.unwrap_or_else(|error| {
+            let failed =
+                |k: &usize| kept.keep(*k, &cells[*k], State::Failed { error: error.to_string() }, None);
+            missing.iter().map_while(failed).collect()
+        });
         kept.failure()?;
         for (k, record) in missing.into_iter().zip(found) {
             records[k] = Some(record);
@@ -146,17 +144,6 @@ fn fit_rows(battery: &SweepFile, rows: usize) -> usize {
     rows - (battery.rows.held_out * rows as f64) as usize
 }
 
-/// The held-out rows as far as explained variance is held against them.
-fn held_out(battery: &SweepFile, rows: &Loaded) -> Result<HeldOut, SweepError> {
-    match rows {
-        Loaded::Rows { x, width } => {
-            let split = fit_rows(battery, x.len() / (*width).max(1)) * width;
-            HeldOut::of_rows(&x[split..], *width)
-        }
-        Loaded::Source(rows) => HeldOut::of_source(&**rows, fit_rows(battery, rows.rows())),
-    }
-}
-
 fn races(
     battery: &SweepFile,
     (x, width): (&[f64], usize),
@@ -210,27 +197,28 @@ fn race(battery: &SweepFile, (x, width): (&[f64], usize), cell: &Cell) -> Result
 
 fn wide(
     battery: &SweepFile,
-    (source, held): (&dyn Source, &HeldOut),
+    source: &dyn Source,
     params: &SweepParams<'_>,
     cells: &[Cell],
     missing: &[usize],
     kept: &Kept<'_>,
-) -> Vec<Record> {
+) -> Result<Vec<Record>, SweepError> {
     let fit = fit_rows(battery, source.rows());
     let job = |k: &usize| Job { source, fit, params: battery.wide_params(&cells[*k]) };
+    let held = HeldOut::of_source(source, fit)?;
     let jobs: Vec<Job<'_>> = missing.iter().map(job).collect();
     let records = Mutex::new(Vec::new());
     Battery::fit_while(params.device, &jobs, params.memory, &|at, result| {
         let number = missing[at];
         let (state, dictionary) = match result {
-            Ok(fit) => (fitted(battery, fit, held), Some(Found::Wide(&fit.dictionary))),
+            Ok(fit) => (fitted(battery, fit, &held), Some(Found::Wide(&fit.dictionary))),
             Err(error) => (State::Failed { error: error.to_string() }, None),
         };
         let record = kept.keep(number, &cells[number], state, dictionary);
         records.lock().unwrap_or_else(|e| e.into_inner()).extend(record);
         kept.goes_on()
     });
-    records.into_inner().unwrap_or_else(|e| e.into_inner())
+    Ok(records.into_inner().unwrap_or_else(|e| e.into_inner()))
 }
 
 fn fitted(battery: &SweepFile, fit: &WideFit, held: &HeldOut) -> State {
